@@ -1,0 +1,147 @@
+"""What a user sends (`Request`) and the rows of tokens that answer it (`Sequence`).
+
+A scheduler sees requests; an allocator and the input builder see sequences. Neither says where KV lies: only the allocator knows.
+There is no prefill or decode phase: a sequence knows how many of its positions are computed and planned, and what can run next
+follows from that (`num_next`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from octavo.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.core.output_text import OutputText
+    from octavo.core.plan import Chunk
+
+
+class Status(Enum):
+    """Where a sequence's KV is."""
+
+    NEW = "new"  # nowhere: never admitted, or preempted and to be computed again
+    OPEN = "open"  # in the pool
+    SUSPENDED = "suspended"  # in host memory
+    DONE = "done"  # given back, or kept by the policy until it lets go
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One row of tokens and its progress. Owned and changed by the engine, the scheduler base and the plan builder.
+
+    `num_computed` positions have their KV written (results applied); `num_scheduled` are written once all steps in flight are done.
+    `epoch` rises when the sequence is preempted or ends, so that a result of an older epoch can be told and dropped.
+    `awaited` is a chunk in flight whose result decides what runs next; until it is applied, the whole request sits out.
+    """
+
+    id: str
+    request: Request
+    sample_index: int = 0
+    output: list[int] = field(default_factory=list)
+    score: float = 0.0  # sum of log probabilities, kept for beams
+    num_computed: int = 0
+    num_scheduled: int = 0
+    status: Status = Status.NEW
+    epoch: int = 0
+    awaited: Chunk | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    text: OutputText | None = None
+    prompt_len: int = field(init=False)
+    max_positions: int = field(init=False)  # positions whose KV is ever written: the last token's is not
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.request.prompt)
+        self.max_positions = self.prompt_len + self.request.max_tokens - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens whose ids are known."""
+        return self.prompt_len + len(self.output)
+
+    @property
+    def num_next(self) -> int:
+        """Tokens that can run now. A sampled token still in flight counts: its id is filled in on the device."""
+        return min(max(self.prompt_len + len(self.output), self.num_scheduled + 1), self.max_positions) - self.num_scheduled
+
+    @property
+    def known_output_len(self) -> int | None:
+        """Output tokens that will come, where a replay of recorded traffic knows."""
+        return self.request.params.known_output_len
+
+    def tokens(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Known ids of positions start .. stop - 1."""
+        prompt, n = self.request.prompt, self.prompt_len
+        stop = self.num_tokens if stop is None else stop
+        if start >= n:
+            return self.output[start - n : stop - n]
+        if stop <= n:
+            return list(prompt[start:stop])
+        return [*prompt[start:], *self.output[: stop - n]]
+
+    def new_epoch(self, status: Status) -> None:
+        """Forget all progress; results in flight are void from now on."""
+        self.epoch += 1
+        self.num_computed = self.num_scheduled = 0
+        self.awaited = None
+        self.status = status
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What a user sends and a scheduler sees: one prompt and the 1..width sequences that continue it.
+
+    `order` is the running number of its arrival and breaks ties. `rank` is set by the scheduler when the request is added.
+    `restore`: after a preemption by recompute, its first sequence computes this many positions, then the others fork from it.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    arrival: float = 0.0
+    order: int = 0
+    priority: int = 0
+    class_name: str = "default"
+    user: str = ""
+    beam_width: int = 0
+    stream: bool = False
+    prompt_text: str | None = None
+    rank: tuple[float, int] = (0.0, 0)
+    running: bool = False
+    forked: bool = False
+    restore: int | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    num_cached: int | None = None  # prompt tokens found in a prefix cache when first admitted
+    num_preemptions: int = 0
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    width: int = field(init=False)  # sequences it may have at once
+
+    def __post_init__(self) -> None:
+        self.width = max(self.params.n, self.beam_width)
+        self.sequences.append(Sequence(f"{self.id}/0", self))
+
+    @property
+    def cache_key(self) -> str:
+        """Besides the token ids, what must agree for KV to be shared: a salt (an adapter, later)."""
+        return self.params.cache_salt
+
+    @property
+    def seats(self) -> int:
+        """Rows that it may still need at once; limits, admission and preemption count these."""
+        return len(self.sequences) if self.forked and not self.beam_width else self.width
+
+    @property
+    def runnable(self) -> list[Sequence]:
+        """The sequences that can be planned: while it recovers from a preemption, the first alone."""
+        return self.sequences if self.restore is None else self.sequences[:1]
+
+    @property
+    def prefilling(self) -> bool:
+        """More than one token of some sequence can run now."""
+        return any(sequence.num_next > 1 for sequence in self.runnable)
