@@ -102,6 +102,7 @@ class Request:
     params: SamplingParams
     max_tokens: int
     seed: int
+    stop_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
     order: int = 0
     priority: int = 0

@@ -1,0 +1,69 @@
+"""What comes out of the engine: answers for users, a report of each step for observers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.core.kv import KVUsage
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation of a prompt. For a streaming request: what is new of it since the last output."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None  # "stop", "length", "abort", or why the engine gave up; None: goes on
+    stop_reason: int | str | None = None  # the stop id or stop string that was met; None for EOS
+    cumulative_logprob: float | None = None  # of beams
+
+    @property
+    def finished(self) -> bool:
+        """No more will come."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds on the engine's clock; None: did not get that far."""
+
+    arrival: float
+    first_scheduled: float | None
+    first_token: float | None
+    finished: float | None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to a request: whole once it is finished, or (`stream`) a piece of it after each step."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0  # prompt tokens whose KV was found in a prefix cache
+    num_preemptions: int = 0
+    times: RequestTimes | None = None
+    class_name: str = "default"
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step in numbers."""
+
+    step: int
+    time: float  # at the start, on the engine's clock
+    num_waiting: int
+    num_running: int
+    num_rows: int
+    num_tokens: int
+    num_sampled: int
+    idle_rows: int
+    num_preempted: int
+    num_failed: int
+    transfers: dict[str, int]  # slots moved, by kind
+    usage: KVUsage
+    seconds: dict[str, float] = field(default_factory=dict)  # schedule, inputs, forward, sample, apply

@@ -1,0 +1,194 @@
+"""What a scheduler is: policy over requests. Rank, limits, admission and preemption live here, so that a policy is a few lines.
+
+A subclass writes `schedule`: it calls `self.plan()`, then `grow` for running requests and `admit` for waiting ones in the order it
+likes, and returns `plan.build()`. Must not know: tokens' values, tensors, how an allocator works.
+
+Promises of the base: every live request is in exactly one of `waiting` and `running`, both sorted by rank; the last in rank is
+preempted first and the first never for others, so somebody always gets on; a request is admitted only when its whole prompt fits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import ClassVar
+
+from octavo.core.errors import RequestError
+from octavo.core.forks import common_prefix
+from octavo.core.kv import Allocator
+from octavo.core.options import SchedulerOptions
+from octavo.core.plan import BatchPlan
+from octavo.core.plan_builder import PlanBuilder, Proposer
+from octavo.core.request import Request, Sequence, Status
+
+_by_rank = attrgetter("rank")
+
+
+class Scheduler(ABC):
+    """Decides what runs in the next step."""
+
+    chunking: ClassVar[bool] = False  # a prompt may be cut into pieces
+
+    def __init__(self, options: SchedulerOptions, kv: Allocator, *, proposer: Proposer | None = None) -> None:
+        self.options = options
+        self.kv = kv
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.proposer = proposer
+        self.max_num_seqs = options.max_num_seqs
+        self.budget = options.max_num_batched_tokens or options.max_num_seqs
+
+    @abstractmethod
+    def schedule(self, now: float) -> BatchPlan:
+        """The next step's plan. `now` is the engine's clock, in seconds."""
+
+    def plan(self) -> PlanBuilder:
+        """An empty plan with this step's token budget."""
+        return PlanBuilder(self.kv, budget=self.budget, chunking=self.chunking, proposer=self.proposer)
+
+    def rank(self, request: Request) -> tuple[float, int]:
+        """What the lists are sorted by; lower is sooner.
+
+        A level of priority is worth `ageing` seconds of waiting. The rank never changes, and whoever came more than
+        levels x ageing seconds later is behind, whatever its priority: nobody waits for ever.
+        """
+        head_start = self.options.ageing * request.priority if self.options.order == "priority" else 0.0
+        return (request.arrival + head_start, request.order)
+
+    def check(self, request: Request) -> None:
+        """Refuse at submit what its class does not allow or what no batch could hold. Raises RequestError."""
+        limits = self.options.classes.get(request.class_name)
+        if limits is None:
+            if request.class_name != "default":
+                known = ", ".join(sorted({"default", *self.options.classes}))
+                raise RequestError(f"class {request.class_name!r} is not configured; known classes: {known}", field="class")
+            if request.seats > self.max_num_seqs:
+                raise RequestError(f"the request needs {request.seats} seats, max_num_seqs is {self.max_num_seqs}", field="n")
+            return
+        name, seats = request.class_name, min(self.max_num_seqs, limits.max_running or self.max_num_seqs)
+        if request.seats > seats:
+            raise RequestError(f"the request needs {request.seats} seats, class {name!r} may run {seats}", field="n")
+        if limits.max_input_tokens is not None and len(request.prompt) > limits.max_input_tokens:
+            raise RequestError(
+                f"the prompt has {len(request.prompt)} tokens, class {name!r} allows max_input_tokens = {limits.max_input_tokens}",
+                field="prompt",
+            )
+        if limits.max_output_tokens is not None and request.max_tokens > limits.max_output_tokens:
+            raise RequestError(
+                f"max_tokens is {request.max_tokens}, class {name!r} allows max_output_tokens = {limits.max_output_tokens}",
+                field="max_tokens",
+            )
+        queued = sum(other.class_name == name for other in self.waiting)
+        if limits.max_queue is not None and queued >= limits.max_queue:
+            raise RequestError(f"{queued} requests of class {name!r} wait already, max_queue is {limits.max_queue}: try again later")
+
+    def add(self, request: Request) -> None:
+        """A new request waits."""
+        request.rank = self.rank(request)
+        insort(self.waiting, request, key=_by_rank)
+
+    def queue(self) -> Iterator[Request]:
+        """Waiting requests in rank order, without those whose class is at its running limit."""
+        limits = {name: c.max_running for name, c in self.options.classes.items() if c.max_running is not None}
+        if not limits:
+            yield from list(self.waiting)
+            return
+        taken: Counter[str] = Counter()
+        for request in self.running:
+            taken[request.class_name] += request.seats
+        for request in list(self.waiting):
+            name = request.class_name
+            if name in limits and taken[name] + request.seats > limits[name]:
+                continue
+            yield request
+            if request.running:
+                taken[name] += request.seats
+
+    def room(self, sequence: Sequence) -> int:
+        """Positions that must fit at admission. Default: all tokens it has, so that it runs at least one step."""
+        return sequence.num_tokens
+
+    def admit(self, plan: PlanBuilder, request: Request) -> bool:
+        """Move a waiting request to `running` if seats and pool allow it.
+
+        Never in a step that preempted somebody. A request that is refused although nothing runs can never run: it is failed.
+        """
+        if plan.preempted or sum(r.seats for r in self.running) + request.seats > self.max_num_seqs:
+            return False
+        while not self._enter(request):
+            if self.running:
+                return False
+            if not self.make_room():
+                plan.fail(request, f"the KV pool cannot hold it although nothing else runs ({self.kv.usage()})")
+                return False
+        self.waiting.remove(request)
+        request.running = True
+        insort(self.running, request, key=_by_rank)
+        return True
+
+    def _enter(self, request: Request) -> bool:
+        """Open or resume what the request needs to run; False changes nothing."""
+        suspended = [s for s in request.sequences if s.status is Status.SUSPENDED]
+        if suspended:
+            counts = self.kv.resume(suspended)
+            if counts is None:
+                return False
+            for sequence, count in zip(suspended, counts, strict=True):
+                sequence.status = Status.OPEN
+                sequence.num_computed = sequence.num_scheduled = count
+            return True
+        lead = request.sequences[0]
+        hit = self.kv.open(lead)
+        if not self.kv.reserve(lead, hit, max(lead.num_tokens, self.room(lead))):
+            self.kv.close(lead)
+            return False
+        lead.status = Status.OPEN
+        lead.num_computed = lead.num_scheduled = hit
+        if request.num_cached is None:
+            request.num_cached = hit
+        return True
+
+    def preempt(self, plan: PlanBuilder, request: Request) -> None:
+        """Take a running request off: its KV goes to host memory or is given up, and it waits at its old rank."""
+        plan.drop(request)
+        held = [s for s in request.sequences if s.status is Status.OPEN]
+        if self.options.preemption == "swap" and held and self.kv.suspend(held):
+            for sequence in held:
+                sequence.new_epoch(Status.SUSPENDED)
+        else:
+            for sequence in held:
+                self.kv.close(sequence)
+                sequence.new_epoch(Status.NEW)
+            if len(request.sequences) > 1:
+                request.restore = common_prefix(request.sequences)
+        self.running.remove(request)
+        request.running = False
+        request.num_preemptions += 1
+        self.add(request)
+        plan.preempted.append(request)
+
+    def grow(self, plan: PlanBuilder, request: Request, limit: int | None = None) -> None:
+        """Add a running request to the plan, preempting from the lowest rank until it fits; perhaps itself."""
+        while request.running and not plan.add(request, limit):
+            if self.make_room():
+                continue
+            if len(self.running) == 1:
+                plan.fail(request, f"the KV pool cannot hold it alone ({self.kv.usage()})")
+                return
+            self.preempt(plan, self.running[-1])
+
+    def make_room(self) -> bool:
+        """Give back what the policy kept of ended sequences, before anybody is preempted. False: it kept nothing."""
+        return False
+
+    def finished(self, sequence: Sequence) -> None:
+        """A sequence ended by itself. A policy may keep its KV until `make_room`; the default gives it back."""
+        self.kv.close(sequence)
+
+    def remove(self, request: Request) -> None:
+        """The request is over and leaves its list."""
+        (self.running if request.running else self.waiting).remove(request)
+        request.running = False
