@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.core.kv import KVUsage
+from octavo.core.request import Request, Sequence
 
 
 @dataclass(slots=True)
@@ -36,7 +37,10 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answer to a request: whole once it is finished, or (`stream`) a piece of it after each step."""
+    """The answer to a request: whole once it is finished, or (`stream`) a piece of it after each step.
+
+    Pieces carry no prompt ids and no times; the last piece of a request has `finished` set.
+    """
 
     request_id: str
     prompt: str | None
@@ -48,6 +52,52 @@ class RequestOutput:
     times: RequestTimes | None = None
     class_name: str = "default"
     user: str = ""
+
+
+def streamed(sequence: Sequence, token_ids: list[int], text: str, *, reason: str | None) -> RequestOutput:
+    """A piece of an answer: what one step added to one sequence."""
+    request = sequence.request
+    piece = CompletionOutput(sequence.sample_index, text, token_ids, reason, sequence.stop_reason)
+    return RequestOutput(
+        request.id,
+        request.prompt_text,
+        [],
+        [piece],
+        finished=False,
+        num_cached_tokens=request.num_cached or 0,
+        num_preemptions=request.num_preemptions,
+        class_name=request.class_name,
+        user=request.user,
+    )
+
+
+def completed(request: Request, *, finished_at: float) -> RequestOutput:
+    """The whole answer of a request that is over: samples in their order, beams from the best."""
+    order = (lambda s: (-s.score, s.output)) if request.beam_width else (lambda s: s.sample_index)
+    sequences = sorted(request.finished, key=order)[: request.width]
+    outputs = [
+        CompletionOutput(
+            number,
+            sequence.text.text if sequence.text is not None else "",
+            list(sequence.output),
+            sequence.finish_reason,
+            sequence.stop_reason,
+            sequence.score if request.beam_width else None,
+        )
+        for number, sequence in enumerate(sequences)
+    ]
+    return RequestOutput(
+        request.id,
+        request.prompt_text,
+        list(request.prompt),
+        outputs,
+        finished=True,
+        num_cached_tokens=request.num_cached or 0,
+        num_preemptions=request.num_preemptions,
+        times=RequestTimes(request.arrival, request.first_scheduled, request.first_token, finished_at),
+        class_name=request.class_name,
+        user=request.user,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,401 @@
+"""The engine: requests in, steps, answers out.
+
+    Request --add--> Scheduler.schedule(now) -> BatchPlan -> Runner.submit(plan) -> Handle.result() -> StepResult
+       ^                                                                                                  |
+       +---- apply: append, num_computed, kv.commit, stop check, scheduler.finished, RequestOutput <------+
+
+`depth` steps may be in flight: at depth 2 the next step is planned while the device still works on the last one.
+Must not know: torch, what a policy or an allocator does inside, who asks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass, field
+
+from octavo.core.clock import Clock, MonotonicClock
+from octavo.core.errors import EngineStuckError, PluginContractError, RequestError
+from octavo.core.execution import Handle, Runner, StepResult
+from octavo.core.forks import Candidate, advance_beams, split
+from octavo.core.kv import Allocator
+from octavo.core.observers import Observers
+from octavo.core.output_text import OutputText
+from octavo.core.outputs import RequestOutput, StepReport, completed, streamed
+from octavo.core.plan import BatchPlan
+from octavo.core.request import Request, Sequence, Status
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduling import Scheduler
+from octavo.core.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step between its planning and its application."""
+
+    step: int
+    plan: BatchPlan
+    handle: Handle | None
+    started: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Engine:
+    """Joins one scheduler, one allocator and one runner. Not thread-safe: one thread adds, steps and aborts."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        kv: Allocator,
+        runner: Runner,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        tokenizer: Tokenizer | None = None,
+        clock: Clock | None = None,
+        seed: int = 0,
+        depth: int = 1,
+        debug: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.kv = kv
+        self.runner = runner
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.tokenizer = tokenizer
+        self.clock: Clock = clock or MonotonicClock()
+        self.seed = seed
+        self.depth = depth
+        self.debug = debug
+        self.observers = Observers()
+        self.requests: dict[str, Request] = {}
+        self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
+        self._flying: deque[Flight] = deque()
+        self._outputs: list[RequestOutput] = []
+        self._orders = itertools.count()
+        self._steps = itertools.count()
+        self._barren = 0  # steps in a row that planned nothing although requests are there
+
+    @property
+    def has_work(self) -> bool:
+        """Requests are unanswered or steps in flight."""
+        return bool(self.requests or self._flying or self._outputs)
+
+    # ------------------------------------------------------------------ requests
+
+    def add_request(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        prompt_text: str | None = None,
+        priority: int = 0,
+        class_name: str = "default",
+        user: str = "",
+        beam_width: int = 0,
+        stream: bool = False,
+    ) -> Request:
+        """Take a request of token ids; it waits for the scheduler. Raises RequestError, and then nothing has changed.
+
+        `stream`: pieces after each step instead of one answer at the end. Priority: lower is sooner, without effect under
+        `order = fcfs`. `max_tokens = None` means the rest of the context.
+        """
+        order = next(self._orders)
+        room = self.max_model_len - len(prompt)
+        request = Request(
+            request_id if request_id is not None else f"request-{order}",
+            tuple(prompt),
+            params,
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            seed=params.seed if params.seed is not None else _mix(self.seed, order),
+            stop_ids=frozenset(params.stop_token_ids if params.ignore_eos else (*self.eos_token_ids, *params.stop_token_ids)),
+            arrival=self.clock.now(),
+            order=order,
+            priority=priority,
+            class_name=class_name,
+            user=user,
+            beam_width=beam_width,
+            stream=stream,
+            prompt_text=prompt_text,
+        )
+        self._check(request)
+        if not beam_width:
+            request.sequences[0].text = self._new_text(request)
+        self.requests[request.id] = request
+        self.scheduler.add(request)
+        return request
+
+    def _check(self, request: Request) -> None:
+        """Refuse what can never be served, with the numbers."""
+        length, limit, kv = len(request.prompt), self.max_model_len, self.kv
+        if request.id in self.requests:
+            raise RequestError(f"request id {request.id!r} is in use by an unfinished request", field="request_id")
+        if not length:
+            raise RequestError("the prompt is empty: give at least one token", field="prompt")
+        strange = next((t for t in request.prompt if not 0 <= t < self.vocab_size), None)
+        if strange is not None:
+            raise RequestError(f"prompt token id {strange} is outside the vocabulary (0..{self.vocab_size - 1})", field="prompt")
+        if length >= limit:
+            raise RequestError(f"the prompt has {length} tokens, max_model_len is {limit} and one must be left to answer", field="prompt")
+        if length + request.max_tokens > limit:
+            raise RequestError(
+                f"{length} prompt tokens + max_tokens {request.max_tokens} = {length + request.max_tokens} "
+                f"exceed max_model_len {limit}: ask for at most {limit - length}",
+                field="max_tokens",
+            )
+        request.params.validate_for(vocab_size=self.vocab_size)
+        self.scheduler.check(request)
+        if not kv.fits(request):
+            raise RequestError(
+                f"the request can never fit the KV pool: {request.width} x ({length} prompt + {request.max_tokens} output tokens), "
+                f"the pool has {kv.capacity} slots: ask for fewer tokens or enlarge it (num_kv_slots, kv_cache_memory)",
+                field="max_tokens",
+            )
+
+    def _new_text(self, request: Request) -> OutputText:
+        return OutputText(self.tokenizer, request.params, request.stop_ids)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; its KV goes back at once. Unknown and ended ids are fine."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._end(request, "abort")
+
+    # ---------------------------------------------------------------------- step
+
+    def step(self) -> list[RequestOutput]:
+        """Plan the next step, start it, and apply the oldest one in flight. Returns what became ready to hand out."""
+        started = self.clock.now()
+        plan = self.scheduler.schedule(started)
+        flight = Flight(next(self._steps), plan, None, started, {"schedule": self.clock.now() - started})
+        for request, reason in plan.failed:
+            self._end(request, reason)
+        if plan:
+            self._submit(flight)
+        elif not self._flying:
+            self._check_progress(plan)
+        self.wait_until = plan.wait_until if not plan and not self._flying else None
+        if self._flying and (not plan or len(self._flying) >= self.depth):
+            flight = self._flying.popleft()
+            self._apply(flight)
+        if self.debug:
+            self._check_invariants()
+        if self.observers.wanted("step_finished") and (flight.plan or flight.plan.preempted or flight.plan.failed):
+            self.observers.tell("step_finished", self._report(flight))
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _submit(self, flight: Flight) -> None:
+        self._barren = 0
+        for chunk in flight.plan.chunks:
+            if chunk.sequence.request.first_scheduled is None:
+                chunk.sequence.request.first_scheduled = flight.started
+        self._flying.append(flight)
+        try:
+            flight.handle = self.runner.submit(flight.plan)
+        except BaseException:
+            self._rollback()
+            raise
+
+    def _result(self, flight: Flight) -> StepResult:
+        try:
+            if flight.handle is None:
+                raise PluginContractError("a step was applied before it was submitted")
+            return flight.handle.result()
+        except BaseException:
+            self._flying.appendleft(flight)
+            self._rollback()
+            raise
+
+    def _apply(self, flight: Flight) -> None:
+        """Bring a step's result into the sequences: count, append, commit, and end or split those whose turn it is."""
+        result = self._result(flight)
+        begun = self.clock.now()
+        kv, beams = self.kv, dict[Request, list[tuple[Sequence, list[Candidate]]]]()
+        for index, (chunk, tokens) in enumerate(zip(flight.plan.chunks, result.tokens, strict=True)):
+            sequence = chunk.sequence
+            if chunk.epoch != sequence.epoch:
+                continue  # finished, aborted or preempted meanwhile
+            request = sequence.request
+            if sequence.awaited is chunk:
+                sequence.awaited = None
+            computed = chunk.start + chunk.length
+            if chunk.drafts:
+                rejected = len(chunk.drafts) + 1 - len(tokens)
+                computed -= rejected
+                sequence.num_scheduled -= rejected
+            sequence.num_computed = computed
+            if not chunk.samples:
+                kv.commit(sequence, computed)
+            elif request.beam_width:
+                kv.commit(sequence, computed)
+                beams.setdefault(request, []).append((sequence, result.candidates[index]))
+            elif request.width > 1 and not request.forked:
+                kv.commit(sequence, computed)
+                self._split(sequence, tokens)
+            else:
+                reason = self._append(sequence, tokens)
+                kv.commit(sequence, min(computed, sequence.num_tokens - 1))
+                if reason is not None:
+                    self._finish(sequence, reason)
+        for request, rows in beams.items():
+            if advance_beams(kv, request, rows, drop=self._drop):
+                self._end(request, None)
+        flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
+
+    def _append(self, sequence: Sequence, tokens: Seq[int]) -> str | None:
+        """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
+        request = sequence.request
+        text = sequence.text
+        if text is None:
+            raise PluginContractError(f"sequence {sequence.id!r} takes no sampled tokens")
+        delta, reason, kept = text.push(tokens)
+        fresh = list(tokens[:kept])
+        sequence.output += fresh
+        if reason is None and len(sequence.output) >= request.max_tokens:
+            reason = "length"
+            delta += text.finish()
+        sequence.stop_reason = text.stop_reason
+        if request.first_token is None:
+            request.first_token = self.clock.now()
+        if request.stream:
+            self._outputs.append(streamed(sequence, fresh, delta, reason=reason))
+        return reason
+
+    def _split(self, lead: Sequence, tokens: Seq[int]) -> None:
+        """n samples of one row of logits: the lead goes on, the others fork from it."""
+        family = split(self.kv, lead)
+        for sequence, token in zip(family, tokens, strict=True):
+            if sequence.text is None:
+                sequence.text = self._new_text(lead.request)
+            reason = self._append(sequence, (token,))
+            if reason is not None:
+                self._finish(sequence, reason)
+
+    # ----------------------------------------------------------------------- end
+
+    def _drop(self, sequence: Sequence) -> None:
+        """A sequence is over and nobody wants its result."""
+        held = sequence.status in (Status.OPEN, Status.SUSPENDED)
+        sequence.request.sequences.remove(sequence)
+        sequence.new_epoch(Status.DONE)
+        if held:
+            self.kv.close(sequence)
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        """A sequence ended by itself; the policy decides when its KV goes."""
+        request = sequence.request
+        request.sequences.remove(sequence)
+        sequence.new_epoch(Status.DONE)
+        sequence.finish_reason = reason
+        request.finished.append(sequence)
+        self.scheduler.finished(sequence)
+        if not request.sequences:
+            self._complete(request)
+
+    def _end(self, request: Request, reason: str | None) -> None:
+        """End all that is left of a request (aborted, failed, or its search is over); its KV goes back at once."""
+        for sequence in list(request.sequences):
+            self._drop(sequence)
+            if reason is None:
+                continue
+            sequence.finish_reason = reason
+            request.finished.append(sequence)
+            tail = sequence.text.finish() if sequence.text is not None else ""
+            if request.stream:
+                self._outputs.append(streamed(sequence, [], tail, reason=reason))
+        self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        del self.requests[request.id]
+        for sequence in request.finished:
+            if request.beam_width and self.tokenizer is not None:
+                sequence.text = self._new_text(request)
+                sequence.text.push(sequence.output)
+                sequence.text.finish()
+        answer = completed(request, finished_at=self.clock.now())
+        if not request.stream:
+            self._outputs.append(answer)
+        else:
+            self._outputs[-1].finished = True
+            self._outputs[-1].times = answer.times
+        self.observers.tell("request_finished", answer)
+
+    # -------------------------------------------------------------------- trouble
+
+    def _rollback(self) -> None:
+        """A step failed: undo it and all that were planned on top of it, the newest first. Then the engine can go on."""
+        while self._flying:
+            flight = self._flying.pop()
+            for chunk in flight.plan.chunks:
+                sequence = chunk.sequence
+                if chunk.epoch == sequence.epoch:
+                    sequence.num_scheduled = chunk.start
+                    sequence.awaited = None
+            if flight.handle is None or not flight.handle.transfers_done:
+                self.kv.requeue(flight.plan.transfers)
+        self.runner.forget()
+
+    def _check_progress(self, plan: BatchPlan) -> None:
+        """Nothing is planned and nothing in flight: fine if somebody just left or the policy waits on purpose."""
+        if not self.requests or plan.wait_until is not None:
+            return
+        self._barren += 1
+        if plan.failed or (plan.preempted and self._barren <= 2 * len(self.requests) + 8):
+            return
+        scheduler, kv = self.scheduler, self.kv
+        raise EngineStuckError(
+            f"{type(scheduler).__name__} planned nothing although {len(scheduler.waiting)} requests wait and "
+            f"{len(scheduler.running)} run, and nothing is in flight; {type(kv).__name__} holds {kv.usage()} of {kv.capacity} slots"
+        )
+
+    def _check_invariants(self) -> None:
+        self.kv.check()
+        scheduler, usage = self.scheduler, self.kv.usage()
+        listed = [*scheduler.waiting, *scheduler.running]
+        if len(listed) != len(self.requests) or set(listed) != set(self.requests.values()):
+            raise PluginContractError(f"{type(scheduler).__name__} does not keep each live request in exactly one of its lists")
+        if usage.filled + usage.held + usage.external + usage.cached + usage.free != self.kv.capacity:
+            raise PluginContractError(f"{type(self.kv).__name__}: {usage} does not sum to its capacity of {self.kv.capacity} slots")
+
+    def _report(self, flight: Flight) -> StepReport:
+        plan = flight.plan
+        transfers: dict[str, int] = {}
+        for transfer in plan.transfers:
+            transfers[transfer.kind] = transfers.get(transfer.kind, 0) + transfer.count
+        return StepReport(
+            step=flight.step,
+            time=flight.started,
+            num_waiting=len(self.scheduler.waiting),
+            num_running=len(self.scheduler.running),
+            num_rows=len(plan.chunks),
+            num_tokens=plan.num_tokens,
+            num_sampled=sum(chunk.samples for chunk in plan.chunks),
+            idle_rows=plan.idle_rows,
+            num_preempted=len(plan.preempted),
+            num_failed=len(plan.failed),
+            transfers=transfers,
+            usage=self.kv.usage(),
+            seconds=flight.seconds,
+        )
+
+    def close(self) -> None:
+        """Abort everything and give device memory back."""
+        for request_id in list(self.requests):
+            self.abort(request_id)
+        self._flying.clear()
+        self._outputs.clear()
+        self.runner.close()
+
+
+def _mix(seed: int, order: int) -> int:
+    """A request's own seed where it gave none: the engine's and its running number, well mixed (SplitMix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + (order + 1) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) & 0x7FFFFFFFFFFFFFFF
