@@ -319,8 +319,8 @@ class Engine:
                 sequence.text.push(sequence.output)
                 sequence.text.finish()
         answer = completed(request, finished_at=self.clock.now())
-        if not request.stream:
-            self._outputs.append(answer)
+        if not request.stream or request.beam_width:
+            self._outputs.append(answer)  # beams have no pieces: which of them wins is known at the end
         else:
             self._outputs[-1].finished = True
             self._outputs[-1].times = answer.times
