@@ -25,7 +25,7 @@ from octavo.core.output_text import OutputText
 from octavo.core.outputs import RequestOutput, StepReport, completed, streamed
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence, Status
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import SamplingParams, validate_for
 from octavo.core.scheduling import Scheduler
 from octavo.core.tokenizer import Tokenizer
 
@@ -147,7 +147,7 @@ class Engine:
                 f"exceed max_model_len {limit}: ask for at most {limit - length}",
                 field="max_tokens",
             )
-        request.params.validate_for(vocab_size=self.vocab_size)
+        validate_for(request.params, vocab_size=self.vocab_size)
         self.scheduler.check(request)
         if not kv.fits(request):
             raise RequestError(

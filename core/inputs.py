@@ -1,0 +1,190 @@
+"""`InputBuilder`: a plan becomes tensors, here and nowhere else.
+
+Lists are flattened once a step with numpy; block tables live in one array that is updated in place, only where they changed.
+Symbols: T tokens, B rows (chunks, then dead rows), R rows of logits. Must not know: models, kernels, how an allocator works.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.core.attention import AttentionMetadata
+from octavo.core.kv import Allocator
+from octavo.core.plan import BatchPlan, Chunk
+from octavo.core.request import Sequence, Status
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepInputs:
+    """All that a forward pass reads; self-contained and picklable.
+
+    `input_from[t]` is -1, or where token t's id will stand: row `i % max_rows` of the step `i // max_rows` in the ring of recently
+    sampled tokens (a step in flight sampled it, the host does not know it yet). `logit_counts[b]` rows of logits belong to row b.
+    """
+
+    input_ids: torch.Tensor  # [T] int64
+    input_from: torch.Tensor | None  # [T] int64; None: all known
+    positions: torch.Tensor  # [T] int64
+    attention: AttentionMetadata
+    logit_rows: torch.Tensor  # [R] int64, indices into T
+    logit_counts: Ints  # [B]
+
+
+def ranges(starts: Ints, counts: Ints) -> Ints:
+    """Concatenation of `starts[i] .. starts[i] + counts[i] - 1`."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - (ends - counts), counts) + np.arange(total, dtype=np.int64)
+
+
+class BlockTables:
+    """Block tables of live sequences in one array, one row each, grown as needed."""
+
+    def __init__(self, kv: Allocator) -> None:
+        self._kv = kv
+        self._array = np.zeros((16, 8), dtype=np.int32)
+        self._rows: dict[Sequence, int] = {}
+        self._free = list(range(15, -1, -1))
+
+    def rows(self, sequences: tuple[Sequence, ...]) -> Ints:
+        """Bring these sequences' tables up to date; returns their rows in `array`."""
+        rows = np.empty(len(sequences), dtype=np.int64)
+        table, known = self._kv.table, self._rows
+        for i, sequence in enumerate(sequences):
+            blocks, dirty = table(sequence)
+            row = known.get(sequence)
+            if row is None:
+                row, dirty = self._take(sequence), 0
+            count = len(blocks)
+            if dirty < count:
+                if count > self._array.shape[1]:
+                    self._grow(columns=count)
+                self._array[row, dirty:count] = blocks[dirty:]
+            rows[i] = row
+        return rows
+
+    def array(self, rows: Ints, columns: int) -> npt.NDArray[np.int32]:
+        """A copy of the first columns of these rows."""
+        return self._array[rows, :columns]
+
+    def _take(self, sequence: Sequence) -> int:
+        if not self._free:
+            for gone in [s for s in self._rows if s.status is Status.DONE]:
+                self._free.append(self._rows.pop(gone))
+        if not self._free:
+            height = len(self._array)
+            self._grow(height=2 * height)
+            self._free = list(range(2 * height - 1, height - 1, -1))
+        row = self._rows[sequence] = self._free.pop()
+        return row
+
+    def _grow(self, *, height: int = 0, columns: int = 0) -> None:
+        old = self._array
+        wide = max(old.shape[1], 2 * columns)
+        self._array = np.zeros((max(len(old), height), wide), dtype=np.int32)
+        self._array[: len(old), : old.shape[1]] = old
+
+
+class InputBuilder:
+    """Builds the inputs of each step. The one reader of `Allocator.table`, and the one that looks inside `Chunk.sequence`."""
+
+    def __init__(self, kv: Allocator, *, device: torch.device, max_rows: int, depth: int = 1) -> None:
+        self._kv = kv
+        self._device = device
+        self._tables = BlockTables(kv) if kv.layout == "block_table" else None
+        self._max_rows = max_rows
+        self._sampled: deque[dict[Sequence, tuple[int, int]]] = deque(maxlen=depth)  # of recent steps: sequence -> epoch, ring index
+        self._depth = depth
+        self._step = 0
+
+    def build(self, plan: BatchPlan) -> StepInputs:
+        """Flatten the plan's chunks, then its dead rows (one token each, written nowhere)."""
+        sequences: tuple[Sequence, ...]
+        sequences, starts_, lengths_, logits_from_, *_ = zip(*plan.chunks, strict=True)
+        starts = np.array(starts_, dtype=np.int64)
+        lengths = np.array(lengths_, dtype=np.int64)
+        stops = starts + lengths
+        ids, sources = self._token_ids(plan.chunks)
+        positions = ranges(starts, lengths)
+        query_start = np.concatenate(([0], np.cumsum(lengths)))
+        logit_counts = stops - np.array(logits_from_, dtype=np.int64)
+        logit_rows = ranges(query_start[1:] - logit_counts, logit_counts)
+        region_starts = block_table = None
+        if self._tables is None:
+            region_starts = np.array([self._kv.region(sequence)[0] for sequence in sequences], dtype=np.int64)
+            slots = np.repeat(region_starts, lengths) + positions
+        else:
+            size = self._kv.block_size
+            block_table = self._tables.array(self._tables.rows(sequences), int(-(-stops.max() // size)))
+            slots = block_table[np.repeat(np.arange(len(starts)), lengths), positions // size].astype(np.int64) * size + positions % size
+        if plan.dead_rows:
+            dead = plan.dead_rows
+            ids += [0] * dead
+            positions = np.concatenate((positions, np.zeros(dead, dtype=np.int64)))
+            slots = np.concatenate((slots, np.full(dead, -1, dtype=np.int64)))
+            stops = np.concatenate((stops, np.zeros(dead, dtype=np.int64)))
+            query_start = np.concatenate((query_start, query_start[-1] + 1 + np.arange(dead)))
+            if region_starts is not None:
+                region_starts = np.concatenate((region_starts, np.zeros(dead, dtype=np.int64)))
+            if block_table is not None:
+                block_table = np.concatenate((block_table, np.zeros((dead, block_table.shape[1]), dtype=np.int32)))
+        attention = AttentionMetadata(
+            query_start=self._tensor(query_start.astype(np.int32)),
+            seq_lens=self._tensor(stops.astype(np.int32)),
+            slots=self._tensor(slots),
+            max_query_len=int(lengths.max()),
+            max_seq_len=int(stops.max()),
+            region_starts=None if region_starts is None else self._tensor(region_starts.astype(np.int32)),
+            block_table=None if block_table is None else self._tensor(block_table),
+            block_size=self._kv.block_size,
+        )
+        return StepInputs(
+            input_ids=self._tensor(np.array(ids, dtype=np.int64)),
+            input_from=None if sources is None else self._tensor(np.pad(sources, (0, plan.dead_rows), constant_values=-1)),
+            positions=self._tensor(positions),
+            attention=attention,
+            logit_rows=self._tensor(logit_rows),
+            logit_counts=logit_counts,
+        )
+
+    def _token_ids(self, chunks: tuple[Chunk, ...]) -> tuple[list[int], Ints | None]:
+        """Ids of all tokens of the step; 0 where a step in flight will sample it, and then where it will stand."""
+        ids: list[int] = []
+        pending: list[tuple[int, int]] = []
+        for chunk in chunks:
+            sequence, start, length, _, _, drafts, epoch = chunk
+            at = start - sequence.prompt_len
+            if length == 1 and 0 <= at < len(sequence.output):
+                ids.append(sequence.output[at])
+                continue
+            known = sequence.tokens(start, start + length - len(drafts))
+            ids += known
+            missing = length - len(drafts) - len(known)
+            if missing > 0:
+                pending += zip(range(len(ids), len(ids) + missing), self._in_flight(sequence, epoch, missing), strict=True)
+                ids += [0] * missing
+            ids += drafts
+        ring = (self._step % self._depth) * self._max_rows
+        self._sampled.append({c.sequence: (c.epoch, ring + row) for row, c in enumerate(chunks) if c.samples} if self._depth > 1 else {})
+        self._step += 1
+        if not pending:
+            return ids, None
+        sources = np.full(len(ids), -1, dtype=np.int64)
+        for index, source in pending:
+            sources[index] = source
+        return ids, sources
+
+    def _in_flight(self, sequence: Sequence, epoch: int, count: int) -> list[int]:
+        """Ring indices of the last `count` tokens that steps in flight sample for this sequence, oldest first."""
+        found = [step[sequence][1] for step in self._sampled if step.get(sequence, (None, 0))[0] == epoch]
+        return found[-count:]
+
+    def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
