@@ -25,8 +25,9 @@ from octavo.core.output_text import OutputText
 from octavo.core.outputs import RequestOutput, StepReport, completed, streamed
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence, Status
-from octavo.core.sampling_params import SamplingParams, validate_for
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
+from octavo.core.stopping import resolve_stop_ids
 from octavo.core.tokenizer import Tokenizer
 
 
@@ -112,7 +113,7 @@ class Engine:
             params,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
             seed=params.seed if params.seed is not None else _mix(self.seed, order),
-            stop_ids=frozenset(params.stop_token_ids if params.ignore_eos else (*self.eos_token_ids, *params.stop_token_ids)),
+            stop_ids=resolve_stop_ids(params, eos_token_ids=self.eos_token_ids, vocab_size=self.vocab_size),
             arrival=self.clock.now(),
             order=order,
             priority=priority,
@@ -147,7 +148,6 @@ class Engine:
                 f"exceed max_model_len {limit}: ask for at most {limit - length}",
                 field="max_tokens",
             )
-        validate_for(request.params, vocab_size=self.vocab_size)
         self.scheduler.check(request)
         if not kv.fits(request):
             raise RequestError(
@@ -157,7 +157,7 @@ class Engine:
             )
 
     def _new_text(self, request: Request) -> OutputText:
-        return OutputText(self.tokenizer, request.params, request.stop_ids)
+        return OutputText(self.tokenizer, params=request.params, stop_ids=request.stop_ids, max_tokens=request.max_tokens)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its KV goes back at once. Unknown and ended ids are fine."""
@@ -254,16 +254,14 @@ class Engine:
         if text is None:
             raise PluginContractError(f"sequence {sequence.id!r} takes no sampled tokens")
         delta, reason, kept = text.push(tokens)
-        fresh = list(tokens[:kept])
+        fresh = tokens if kept == len(tokens) else tokens[:kept]
         sequence.output += fresh
-        if reason is None and len(sequence.output) >= request.max_tokens:
-            reason = "length"
-            delta += text.finish()
-        sequence.stop_reason = text.stop_reason
+        if delta:
+            sequence.released.append(delta)
         if request.first_token is None:
             request.first_token = self.clock.now()
         if request.stream:
-            self._outputs.append(streamed(sequence, fresh, delta, reason=reason))
+            self._outputs.append(streamed(sequence, list(fresh), delta, reason=reason))
         return reason
 
     def _split(self, lead: Sequence, tokens: Seq[int]) -> None:
@@ -306,6 +304,7 @@ class Engine:
             sequence.finish_reason = reason
             request.finished.append(sequence)
             tail = sequence.text.finish() if sequence.text is not None else ""
+            sequence.released.append(tail)
             if request.stream:
                 self._outputs.append(streamed(sequence, [], tail, reason=reason))
         self._complete(request)
@@ -315,9 +314,8 @@ class Engine:
         del self.requests[request.id]
         for sequence in request.finished:
             if request.beam_width and self.tokenizer is not None:
-                sequence.text = self._new_text(request)
-                sequence.text.push(sequence.output)
-                sequence.text.finish()
+                text = self._new_text(request)
+                sequence.released = [text.push(sequence.output)[0], text.finish()]
         answer = completed(request, finished_at=self.clock.now())
         if not request.stream or request.beam_width:
             self._outputs.append(answer)  # beams have no pieces: which of them wins is known at the end

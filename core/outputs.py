@@ -57,7 +57,7 @@ class RequestOutput:
 def streamed(sequence: Sequence, token_ids: list[int], text: str, *, reason: str | None) -> RequestOutput:
     """A piece of an answer: what one step added to one sequence."""
     request = sequence.request
-    piece = CompletionOutput(sequence.sample_index, text, token_ids, reason, sequence.stop_reason)
+    piece = CompletionOutput(sequence.sample_index, text, token_ids, reason, _stop_reason(sequence) if reason else None)
     return RequestOutput(
         request.id,
         request.prompt_text,
@@ -71,6 +71,12 @@ def streamed(sequence: Sequence, token_ids: list[int], text: str, *, reason: str
     )
 
 
+def _stop_reason(sequence: Sequence) -> int | str | None:
+    """The stop string or stop id that ended it; None for an EOS, which everybody expects."""
+    reason = sequence.text.stop_reason if sequence.text is not None else None
+    return None if isinstance(reason, int) and reason not in sequence.request.params.stop_token_ids else reason
+
+
 def completed(request: Request, *, finished_at: float) -> RequestOutput:
     """The whole answer of a request that is over: samples in their order, beams from the best."""
     order = (lambda s: (-s.score, s.output)) if request.beam_width else (lambda s: s.sample_index)
@@ -78,10 +84,10 @@ def completed(request: Request, *, finished_at: float) -> RequestOutput:
     outputs = [
         CompletionOutput(
             number,
-            sequence.text.text if sequence.text is not None else "",
+            "".join(sequence.released),
             list(sequence.output),
             sequence.finish_reason,
-            sequence.stop_reason,
+            _stop_reason(sequence),
             sequence.score if request.beam_width else None,
         )
         for number, sequence in enumerate(sequences)

@@ -1,0 +1,116 @@
+"""`TorchRunner` executes plans on a device: transfers, inputs, model with kernel, sampler.
+
+It owns the cache tensors. On a GPU `submit` returns while the device still works and `Handle.result` waits, once a step.
+Must not know: policies, allocators' insides, text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from octavo.core.attention import Kernel, LayerCache
+from octavo.core.clock import Clock
+from octavo.core.execution import Handle, Runner, StepResult
+from octavo.core.forks import Candidate
+from octavo.core.inputs import InputBuilder, StepInputs
+from octavo.core.kv import Allocator
+from octavo.core.model import Model
+from octavo.core.plan import BatchPlan, Chunk, Transfer
+from octavo.core.sampler import RowRequest, Sampler, SamplingRows
+
+
+def allocate_cache(kernel: Kernel, num_slots: int, device: torch.device, *, fill: float | None = None) -> list[LayerCache]:
+    """Cache tensors [num_slots, *shape] of every layer, as the kernel's specs say.
+
+    `fill` (NaN, say) shows who reads slots that nobody wrote; None leaves zeros, which take no memory until touched.
+    """
+    caches: list[LayerCache] = []
+    for layer in kernel.layers:
+        tensors = tuple(torch.zeros((num_slots, *spec.shape), dtype=spec.dtype, device=device) for spec in kernel.cache_spec(layer))
+        if fill is not None:
+            for tensor in tensors:
+                tensor.fill_(fill)
+        caches.append(tensors)
+    return caches
+
+
+class TorchRunner(Runner):
+    """One model on one device. `depth` steps may be in flight: so many rows of sampled tokens stay on the device."""
+
+    def __init__(
+        self,
+        model: Model,
+        kernel: Kernel,
+        kv: Allocator,
+        *,
+        clock: Clock,
+        max_rows: int,
+        depth: int = 1,
+        fill: float | None = None,
+    ) -> None:
+        self.model = model
+        self.kernel = kernel
+        self.cache = allocate_cache(kernel, kv.capacity, model.device, fill=fill)
+        self.host_cache = allocate_cache(kernel, kv.host_capacity, torch.device("cpu"))
+        self._clock = clock
+        self._depth = depth
+        self._max_rows = max_rows
+        self._kv = kv
+        self._sampler = Sampler(vocab_size=model.shape.vocab_size)
+        self._recent = torch.zeros(depth * max_rows, dtype=torch.int64, device=model.device)
+        self._steps = 0
+        self._inputs = InputBuilder(kv, device=model.device, max_rows=max_rows, depth=depth)
+
+    def submit(self, plan: BatchPlan) -> Handle:
+        """Build the inputs, then move KV, run the model and sample."""
+        begun = self._clock.now()
+        inputs = self._inputs.build(plan) if plan.chunks else None
+        handle = TorchHandle(plan, {"inputs": self._clock.now() - begun}, self._clock)
+        try:
+            self._transfer(plan.transfers)
+            handle.transfers_done = True
+            if inputs is not None:
+                self._run(plan, inputs, handle)
+        except BaseException as error:
+            handle.error = error
+        return handle
+
+    @torch.inference_mode()
+    def _transfer(self, transfers: Seq[Transfer]) -> None:
+        for transfer in transfers:
+            for device, host in zip(self.cache, self.host_cache, strict=True):
+                sources, targets = (host if transfer.kind == "in" else device), (host if transfer.kind == "out" else device)
+                for source, target in zip(sources, targets, strict=True):
+                    moved = source[transfer.source : transfer.source + transfer.count]
+                    target[transfer.target : transfer.target + transfer.count].copy_(moved)
+
+    @torch.inference_mode()
+    def _run(self, plan: BatchPlan, inputs: StepInputs, handle: TorchHandle) -> None:
+        """Forward pass and sampling; leaves device tensors in the handle."""
+        begun = self._clock.now()
+        ids = inputs.input_ids
+        if inputs.input_from is not None:
+            known = inputs.input_from < 0
+            ids = torch.where(known, ids, self._recent[inputs.input_from.clamp(min=0)])
+        meta, kernel, cache, layers = inputs.attention, self.kernel, self.cache, self.model.layers
+        prepared = kernel.prepare(meta)
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            kernel.write(cache[layer], k, v, meta.slots)
+            return kernel.attend(q, cache[layer], meta, prepared, layers[layer])
+
+        rows = SamplingRows.build(_row_requests(plan.chunks), device=self.model.device)
+        greedy = rows.all_greedy
+        out = self.model.forward(ids, inputs.positions, attend, logit_rows=inputs.logit_rows, select="argmax" if greedy else "logits")
+        sampled = self._clock.now()
+        if greedy:
+            handle.sampled = out
+        else:
+            handle.sampled, handle.candidates = self._sampler.sample(out, rows)
+        if self._depth > 1:
+            self._remember(plan, handle.sampled, rows)
+        handle.seconds.update(forward=sampled - begun, sample=self._clock.now() - sampled)
+        self._steps += 1
