@@ -6,23 +6,36 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import pluggy
+
 logger = logging.getLogger("octavo")
 
-EVENTS = ("engine_started", "step_finished", "request_finished")
+HOOKS = {  # event: the plugin hook of the same meaning, and its argument
+    "engine_started": ("octavo_engine_started", "stack"),
+    "step_finished": ("octavo_step_finished", "report"),
+    "request_finished": ("octavo_request_finished", "output"),
+}
 
 
 class Observers:
     """The listeners of one engine, by event. An observer is any object with one or more methods named `octavo_<event>`."""
 
     def __init__(self) -> None:
-        self._listeners: dict[str, list[tuple[object, Callable[..., Any]]]] = {event: [] for event in EVENTS}
+        self._listeners: dict[str, list[tuple[object, Callable[..., Any]]]] = {event: [] for event in HOOKS}
 
     def add(self, observer: object) -> None:
         """Tell this observer from now on."""
-        for event in EVENTS:
+        for event in HOOKS:
             method = getattr(observer, f"octavo_{event}", None)
             if method is not None:
                 self._listeners[event].append((observer, method))
+
+    def add_hooks(self, hooks: pluggy.HookRelay) -> None:
+        """Tell a plugin's observer hooks from now on."""
+        for event, (hook, argument) in HOOKS.items():
+            caller = getattr(hooks, hook, None)
+            if caller is not None and caller.get_hookimpls():
+                self._listeners[event].append((hooks, lambda subject, caller=caller, argument=argument: caller(**{argument: subject})))
 
     def remove(self, observer: object) -> None:
         """Tell it no more."""

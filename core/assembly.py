@@ -1,0 +1,147 @@
+"""Config, plugins and model files become a running engine.
+
+In two steps, so that several stacks can share one loaded model: `load_model`, then `build_engine` as often as wanted.
+Must not know: any plugin by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from octavo.core.clock import Clock, MonotonicClock
+from octavo.core.config import EngineConfig
+from octavo.core.descriptors import AllocatorPlugin, Facts, KernelPlugin, ModelPlugin, ModelShape, OpsPlugin, PoolShape, SchedulerPlugin
+from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
+from octavo.core.engine import Engine
+from octavo.core.memory import GIB, PoolSize, size_pool
+from octavo.core.model import Model
+from octavo.core.registry import Registry
+from octavo.core.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
+from octavo.core.sources import ModelSource
+from octavo.core.sources import resolve as resolve_source
+from octavo.core.stack import Choice
+from octavo.core.tokenizer import Tokenizer
+from octavo.core.torch_runner import TorchRunner
+
+logger = logging.getLogger("octavo")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A model on a device, with what was decided before it could be loaded."""
+
+    source: ModelSource
+    choice: Choice
+    shape: ModelShape
+    facts: Facts
+    ops: Choice
+    model: Model
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BuiltEngine:
+    """An engine and how it came about."""
+
+    engine: Engine
+    config: ResolvedConfig
+    pool: PoolSize
+    loaded: LoadedModel
+
+
+def load_model(registry: Registry, config: EngineConfig, *, report: Callable[[str], None] = logger.info) -> LoadedModel:
+    """Find the model's files, decide what the config left open, check the stack, then load the weights.
+
+    Raises ModelSourceError, ConfigError and its children; nothing large is loaded before the stack is known to run.
+    """
+    source = resolve_source(config.source, report=report)
+    report(f"model {source.name}: {source.origin}")
+    choice = choose_model(registry, config.model, source.config)
+    shape = cast(ModelPlugin, choice.plugin).describe(source.config)
+    device = choose_device(config.engine.device)
+    dtype, kv_dtype = resolve_dtypes(config.engine, shape.dtype, native_dtypes(device))
+    facts = shape.facts(device=str(device), dtype=dtype, kv_dtype=kv_dtype, capability=capability(device))
+    stack = resolve(registry, config, model=choice, shape=shape, facts=facts).stack
+    ops = cast(OpsPlugin, stack.ops.plugin).build(stack.ops.options, facts)
+    model = cast(ModelPlugin, choice.plugin).build(source, choice.options, ops, dtype=getattr(torch, dtype), device=device)
+    report(f"weights: {model.weight_bytes() / GIB:.2f} GiB in {dtype} on {describe_device(device)}")
+    return LoadedModel(
+        source=source,
+        choice=choice,
+        shape=shape,
+        facts=facts,
+        ops=stack.ops,
+        model=model,
+        tokenizer=Tokenizer.from_folder(source.path),
+    )
+
+
+def build_engine(
+    registry: Registry,
+    config: EngineConfig,
+    loaded: LoadedModel,
+    *,
+    clock: Clock | None = None,
+    report: Callable[[str], None] = logger.info,
+) -> BuiltEngine:
+    """Build kernel, pool, allocator, scheduler and runner around a loaded model, as the config says.
+
+    Raises IncompatibleStackError, or ConfigError if the pool cannot hold one request of `max_model_len`.
+    """
+    clock = clock or MonotonicClock()
+    facts, model, settings = loaded.facts, loaded.model, config.engine
+    resolved = resolve(registry, config, model=loaded.choice, shape=loaded.shape, facts=facts)
+    stack, options, max_model_len = resolved.stack, resolved.scheduler_options, resolved.max_model_len
+    on_gpu = facts.device_type != "cpu"
+    budget = options.max_num_batched_tokens or max_model_len
+    kernel = cast(KernelPlugin, stack.kernel.plugin).build(stack.kernel.options, model.layers, facts)
+    pool = size_pool(
+        slot_bytes=sum(spec.bytes_per_slot for layer in model.layers for spec in kernel.cache_spec(layer)),
+        block_size=getattr(stack.allocator.options, "block_size", 0),
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        device=device_memory(model.device),
+        on_gpu=on_gpu,
+        reserved_bytes=measure_reserved(model, num_tokens=budget, num_rows=options.max_num_seqs) if on_gpu else 0,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_memory=settings.kv_cache_memory,
+        num_kv_slots=settings.num_kv_slots,
+        swap_space=settings.swap_space,
+    )
+    kv = cast(AllocatorPlugin, stack.allocator.plugin).build(
+        stack.allocator.options,
+        PoolShape(
+            num_slots=pool.num_slots,
+            num_host_slots=pool.num_host_slots,
+            max_model_len=max_model_len,
+            max_num_seqs=options.max_num_seqs,
+        ),
+    )
+    scheduler = cast(SchedulerPlugin, stack.scheduler.plugin).build(options, kv, max_model_len)
+    runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs)
+    engine = Engine(
+        scheduler=scheduler,
+        kv=kv,
+        runner=runner,
+        max_model_len=max_model_len,
+        vocab_size=loaded.shape.vocab_size,
+        eos_token_ids=loaded.tokenizer.eos_token_ids,
+        tokenizer=loaded.tokenizer,
+        clock=clock,
+        seed=settings.seed,
+        debug=settings.debug,
+    )
+    for observer in registry.observers:
+        engine.observers.add_hooks(observer.hooks)
+    engine.observers.tell("engine_started", stack)
+    report(f"stack: {stack}")
+    if not on_gpu:
+        report("gpu_memory_utilization is unused on a CPU")
+    for line in pool.log_lines(max_model_len):
+        report(line)
+    return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded)

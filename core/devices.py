@@ -1,0 +1,79 @@
+"""What is known of the device that a model runs on: its types, its memory, what a forward pass takes.
+
+The one place that asks torch about hardware. Must not know: plugins, requests.
+"""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import torch
+
+from octavo.core.errors import ConfigError
+from octavo.core.memory import DeviceMemory
+from octavo.core.model import Model
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; `auto` is the first GPU, else the CPU. Raises ConfigError if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"engine.device = {name!r} is no device that torch knows: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"engine.device = {name!r}, but torch finds no CUDA device here; use 'cpu' or 'auto'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"engine.device = {name!r}, but there are {torch.cuda.device_count()} CUDA devices, numbered from 0")
+    return device
+
+
+def native_dtypes(device: torch.device) -> frozenset[str]:
+    """Types that the device computes in with instructions of its own; others run, but slowly."""
+    if device.type == "cuda":
+        return frozenset({"float32", "float16"} | ({"bfloat16"} if torch.cuda.get_device_capability(device) >= (8, 0) else set()))
+    if device.type == "cpu":
+        return frozenset({"float32"} | ({"bfloat16"} if torch.ops.mkldnn._is_mkldnn_bf16_device_supported() else set()))
+    return frozenset({"float32", "float16", "bfloat16"})
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """CUDA compute capability; None elsewhere."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words, for logs and results."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """Total and available bytes of the device; of RAM on a CPU."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total=total, available=free)
+    memory = psutil.virtual_memory()
+    return DeviceMemory(total=memory.total, available=memory.available)
+
+
+def measure_reserved(model: Model, *, num_tokens: int, num_rows: int) -> int:
+    """Bytes of the GPU that are not for KV: what is in use now (weights, other processes), and the peak of a forward pass beyond it.
+
+    The pass runs `num_tokens` tokens with logits for `num_rows`, attention left out. 0 on a CPU, where the pool is sized otherwise.
+    """
+    if model.device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
+    rows = torch.arange(min(num_rows, num_tokens), dtype=torch.int64, device=model.device)
+    with torch.inference_mode():
+        model.forward(ids, ids, lambda layer, q, k, v: q.new_zeros(*q.shape[:2], v.shape[2]), logit_rows=rows)
+    activations = torch.cuda.max_memory_allocated(model.device) - before
+    torch.cuda.empty_cache()
+    return total - free + activations
