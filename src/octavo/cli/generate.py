@@ -1,0 +1,62 @@
+"""`octavo generate`: continue prompts, given as arguments, in a file, or on standard input."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from octavo.cli import COMMANDS
+from octavo.cli.sampling import add_sampling_arguments, sampling_params_from
+from octavo.cli.settings import add_config_arguments, open_llm
+from octavo.core.errors import RequestError
+from octavo.core.outputs import RequestOutput
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the command's arguments."""
+    parser = subparsers.add_parser("generate", help=COMMANDS["generate"], description=COMMANDS["generate"])
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to continue; none: standard input is one prompt")
+    parser.add_argument("--file", metavar="FILE", help="one prompt a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+    add_sampling_arguments(parser, max_tokens=64)
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print each prompt's continuation."""
+    prompts, params = _prompts(args), sampling_params_from(args)
+    with open_llm(args) as llm:
+        for output in llm.generate(prompts, params, use_tqdm=len(prompts) > 1 and sys.stderr.isatty()):
+            print(json.dumps(as_json(output), ensure_ascii=False) if args.json else f"{output.prompt}{output.outputs[0].text}")
+    return 0
+
+
+def as_json(output: RequestOutput) -> dict[str, Any]:
+    """An answer as plain data."""
+    return {
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "outputs": [
+            {"index": o.index, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason, "stop_reason": o.stop_reason}
+            for o in output.outputs
+        ],
+        "num_cached_tokens": output.num_cached_tokens,
+        "num_preemptions": output.num_preemptions,
+    }
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    prompts = list(args.prompts)
+    if args.file is not None:
+        try:
+            prompts += [line for line in Path(args.file).read_text(encoding="utf-8").splitlines() if line]
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"--file {args.file} cannot be read: {error}", field="prompt") from None
+    if not prompts:
+        prompts = [sys.stdin.read()]
+    if not all(prompts):
+        raise RequestError("the prompt is empty: give text as an argument, with --file, or on standard input", field="prompt")
+    return prompts
