@@ -26,7 +26,7 @@ def imported(files: set[Path]) -> dict[str, str]:
                     modules = [module]
                 case _:
                     continue
-            for top in {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"octavo"}:
+            for top in {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"octavo", "tests"}:
                 found.setdefault(canonicalize_name(providers.get(top, [top])[0]), f"{file}:{node.lineno}")
     return found
 
@@ -37,10 +37,12 @@ def declared(root: Path, *extras: str) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, texts)}
 
 
-@pytest.mark.parametrize("part, extras", [("engine", ()), ("core/testing", ("testing",)), ("bench", ("bench",))])
+@pytest.mark.parametrize(
+    "part, extras", [("engine", ()), ("core/testing", ("testing",)), ("bench", ("bench",)), ("tests", ("testing", "bench", "dev"))]
+)
 def test_whatever_is_imported_is_declared(part, extras, root, packaged):
-    """The engine needs its dependencies alone; the conformance kit and bench may use their own extras too."""
-    apart = {name: set((root / name).rglob("*.py")) for name in ("core/testing", "bench")}
+    """The engine needs its dependencies alone; the conformance kit, bench and the tests may use their own extras too."""
+    apart = {name: set((root / name).rglob("*.py")) for name in ("core/testing", "bench", "tests")}
     files = apart.get(part) or {root / file for file in packaged} - set().union(*apart.values())
     missing = {name: place for name, place in imported(files).items() if name not in declared(root, *extras)}
     assert not missing, f"imported but not declared in pyproject.toml: {missing}"
