@@ -1,0 +1,97 @@
+# From a fresh clone, `make demo` and `make test` need Python 3.11 or newer and nothing else.
+# What they install goes into $(VENV); when nothing has changed, a second run installs nothing.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# `env -u`: nproc would answer OMP_NUM_THREADS
+JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+OCTAVO_STRESS_RUNS ?= 20000
+
+# Pip shows its progress bars to people and is silent in logs.
+PIP_INSTALL := [ -t 1 ] || export PIP_QUIET=2; $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# One thread a worker: workers already use all cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# The folders as Python sees them, for tools that do not run an editable install's finder.
+TYPINGS := .typings/octavo
+
+.PHONY: help demo dev fmt lint types test test-slow test-all stress check docs bench clean typings
+.DELETE_ON_ERROR:
+
+help:            ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+demo: $(VENV)/.installed  ## answer with a real model, then compare every installed stack
+	@$(BIN)/octavo demo
+
+dev: $(VENV)/.dev  ## install what developers need
+	@echo "Ready: source $(BIN)/activate (and once: pre-commit install)"
+
+fmt: $(VENV)/.dev  ## format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.dev typings  ## style, format and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHONPATH=.typings $(BIN)/lint-imports
+
+types: $(VENV)/.dev typings  ## mypy, strict
+	$(BIN)/mypy
+
+test: $(VENV)/.dev  ## the fast tests, in under six minutes
+	$(PYTEST) -m "not slow and not exhaustive"
+
+test-slow: $(VENV)/.dev  ## the slow tests
+	$(PYTEST) -m "slow and not exhaustive"
+
+test-all: $(VENV)/.dev  ## every test, full products included
+	$(PYTEST)
+
+stress: $(VENV)/.dev  ## the state machines, OCTAVO_STRESS_RUNS times
+	OCTAVO_STRESS_RUNS=$(OCTAVO_STRESS_RUNS) $(PYTEST) -m stress --timeout=0
+
+check: lint types test  ## what a change must pass
+
+docs: $(VENV)/.installed  ## write the reference pages that come from the code
+	mkdir -p docs/reference
+	$(BIN)/octavo schema > docs/reference/config-schema.json
+	$(BIN)/octavo plugins > docs/reference/plugins.txt
+
+bench: $(VENV)/.installed  ## measure on this machine
+	$(BIN)/python -m octavo.bench
+
+clean:           ## remove all that make made
+	rm -rf .venv .venv-ci .typings build dist src/octavo.egg-info *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+typings:
+	@rm -rf .typings && mkdir -p $(TYPINGS)
+	@cd $(TYPINGS) && ln -s ../../src/octavo/* ../../{core,plugins,server,bench} .
+
+# The first Python that is new enough and can make an environment.
+$(BIN)/python:
+	@for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+	    if $$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
+	    python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "Octavo needs Python 3.11 or newer with its venv module. Found: $$($(or $(PYTHON),python3) --version 2>&1 || true)"; \
+	    echo "Install one (on Debian and Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python3"; \
+	    exit 1; \
+	fi >&2; \
+	echo "Making $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt | $(BIN)/python
+	@echo "Installing Octavo into $(VENV); torch is a large download"
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml setup.py constraints.txt | $(BIN)/python
+	@echo "Installing Octavo and what its tests need into $(VENV); torch is a large download"
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $(VENV)/.installed $@

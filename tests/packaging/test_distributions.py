@@ -1,0 +1,90 @@
+"""Wheel, sdist and editable install hold the whole package, nothing else, and work away from the checkout."""
+
+from __future__ import annotations
+
+import email
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def names(wheel: Path) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def project(root: Path) -> dict[str, Any]:
+    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(distributions, packaged):
+    """Each .py of the five folders is under octavo/, py.typed too, and besides there is only metadata."""
+    files = {name for name in names(distributions.wheel) if ".dist-info/" not in name}
+    assert files == {*packaged.values(), "octavo/py.typed"}
+
+
+def test_only_octavo_is_importable(distributions, installed):
+    """A wheel that put `core` or `server` into site-packages would collide with others."""
+    with zipfile.ZipFile(distributions.wheel) as wheel:
+        (top_level,) = (name for name in wheel.namelist() if name.endswith("top_level.txt"))
+        assert wheel.read(top_level).decode().split() == ["octavo"]
+    found = installed.python(
+        "from importlib.util import find_spec\n"
+        "print([n for n in ('octavo', 'core', 'plugins', 'server', 'bench', 'src', 'tests', 'setup') if find_spec(n)])"
+    )
+    assert found == "['octavo']"
+
+
+def test_the_sdist_builds_the_same_wheel(distributions):
+    """What building needs is in the sdist, and the wheel made from it has the same files."""
+    with tarfile.open(distributions.sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "core/__init__.py", "src/octavo/py.typed"} <= files
+    assert names(distributions.wheel_of_sdist) == names(distributions.wheel)
+
+
+def test_the_metadata_says_what_the_project_says(distributions, root):
+    """Version from its one source, licence with its file, the readme, and the Python that is needed."""
+    version: dict[str, str] = {}
+    exec((root / "src/octavo/_version.py").read_text(), version)
+    with zipfile.ZipFile(distributions.wheel) as wheel:
+        (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(wheel.read(path))
+        licence = wheel.read(path.replace("METADATA", "licenses/LICENSE")).decode()
+    assert metadata["Version"] == version["__version__"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert licence == (root / "LICENSE").read_text()
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata.get_payload().strip() == (root / "README.md").read_text().strip()
+    assert set(metadata.get_all("Provides-Extra")) == {"testing", "bench", "dev"}
+
+
+def test_the_wheel_runs_away_from_the_checkout(installed):
+    """Import and command work in an environment that has never seen the repository."""
+    file = installed.python("import octavo, octavo.core.errors; print(octavo.core.errors.__file__)")
+    assert Path(file).is_relative_to(installed.folder)
+    assert "octavo" in installed.command("--help")
+
+
+def test_the_built_in_plugins_are_entry_points(installed, root):
+    """The installed distribution declares in group `octavo` what pyproject.toml does."""
+    found = installed.python(
+        "from importlib.metadata import entry_points\nprint(sorted((e.name, e.value) for e in entry_points(group='octavo')))"
+    )
+    assert found == str(sorted(project(root)["entry-points"]["octavo"].items()))
+
+
+def test_an_editable_install_sees_new_modules(environment, tree):
+    """Packages and modules added after the install are importable at once, in mapped folders too."""
+    environment.install("--editable", tree)
+    for module in ("core/fresh/__init__.py", "core/fresh/leaf.py", "plugins/schedulers/fresh.py", "src/octavo/fresh.py"):
+        (tree / module).parent.mkdir(exist_ok=True)
+        (tree / module).write_text("here = True\n")
+    imports = "import octavo.fresh, octavo.core.fresh.leaf, octavo.plugins.schedulers.fresh as last; print(last.__file__)"
+    assert environment.python(imports) == str(tree / "plugins/schedulers/fresh.py")
+    assert "octavo" in environment.command("--help")

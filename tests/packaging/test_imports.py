@@ -1,0 +1,90 @@
+"""What a command or a plugin list needs imports without torch (design: layers); each module is tried in its own process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The only modules of core that may import torch. A new module is light, or its author adds it here.
+TORCH = {"assembly", "attention", "inputs", "model", "reference_attention", "sampler", "torch_runner"}
+# What the file plan promises to be without torch, so that no rename takes a module out of this test unseen.
+PROMISED = [
+    *("errors", "clock", "sampling_params", "request", "plan", "plan_builder", "kv", "scheduling", "forks", "execution", "outputs"),
+    *("engine", "options", "descriptors", "hookspecs", "registry", "config", "compat", "memory"),
+]
+# Listing plugins needs these, so they do without numpy and the rest too.
+LISTING = ("errors", "options", "descriptors", "hookspecs", "registry")
+HEAVY = ("torch", "numpy", "transformers", "triton")
+
+
+def exists(name: str) -> bool:
+    return (ROOT / "core" / f"{name}.py").exists()
+
+
+def core_modules() -> list[str]:
+    """Every module of core but those that may import torch."""
+    core = ROOT / "core"
+    files = (file.relative_to(core).with_suffix("").parts for file in core.rglob("*.py"))
+    paths = sorted(".".join(part for part in parts if part != "__init__") for parts in files)
+    return [f"octavo.core.{path}".rstrip(".") for path in paths if path.partition(".")[0] not in TORCH]
+
+
+def entry_modules() -> list[str]:
+    """The built-in plugins' descriptor modules, as declared."""
+    return sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["octavo"].values())
+
+
+def plugin_modules() -> list[str]:
+    """The built-in plugins' descriptor modules, as they lie on disk: what a kind's folder holds and does not call private."""
+    folders = [folder for folder in (ROOT / "plugins").iterdir() if (folder / "__init__.py").exists()]
+    return sorted(
+        f"octavo.plugins.{folder.name}.{entry.stem}"
+        for folder in folders
+        for entry in folder.iterdir()
+        if not entry.name.startswith("_") and (entry.suffix == ".py" or (entry / "__init__.py").exists())
+    )
+
+
+def imported_by(module: str, *, among: tuple[str, ...]) -> list[str]:
+    code = f"import sys, {module}; print(*[name for name in {among!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("module", core_modules())
+def test_core_imports_without_torch(module):
+    """Engine, scheduling and configuration are plain Python."""
+    assert imported_by(module, among=("torch", "transformers", "triton")) == []
+
+
+@pytest.mark.parametrize("module", ["octavo", "octavo.__main__", "octavo.cli", *map("octavo.core.{}".format, filter(exists, LISTING))])
+def test_listing_plugins_imports_nothing_heavy(module):
+    """`octavo plugins` answers at once."""
+    assert imported_by(module, among=HEAVY) == []
+
+
+@pytest.mark.parametrize("module", plugin_modules())
+def test_a_descriptor_imports_nothing_heavy(module):
+    """A descriptor's `build` imports its implementation; the module that holds it does not."""
+    assert imported_by(module, among=HEAVY) == []
+
+
+def test_the_probe_sees_a_heavy_import():
+    """A module that imports numpy is reported."""
+    assert imported_by("numpy", among=HEAVY) == ["numpy"]
+
+
+def test_the_promised_modules_exist():
+    """Every module that the file plan calls torch-free is there."""
+    assert [name for name in PROMISED if not exists(name)] == []
+
+
+def test_every_built_in_plugin_is_an_entry_point():
+    """What lies in plugins/<kind>/ is declared, and what is declared lies there."""
+    assert entry_modules() == plugin_modules()
