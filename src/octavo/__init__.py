@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from octavo._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from octavo.core.errors import OctavoError as OctavoError
     from octavo.core.outputs import CompletionOutput as CompletionOutput
@@ -30,8 +32,7 @@ _HOME = {
     "OctavoError": "octavo.core.errors",
 }
 
-__all__ = ["LLM", "CompletionOutput", "OctavoError", "RequestOutput", "SamplingParams", "StepReport"]
-__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "OctavoError", "RequestOutput", "SamplingParams", "StepReport", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

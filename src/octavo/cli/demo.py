@@ -8,7 +8,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-SUMMARY = "fetch the default model, ask it something, and compare every installed stack"
+from octavo.bench.stack_table import Row, compare_stacks, reference_tokens
+from octavo.cli import COMMANDS
+from octavo.cli.settings import add_config_arguments, config_from
+from octavo.core.assembly import build_engine, load_model
+from octavo.core.compat import reports
+from octavo.core.registry import Registry
+from octavo.core.sampling_params import SamplingParams
+from octavo.llm import LLM
+
 QUESTION = "What is the capital of France?"
 # Of different lengths, and so are their continuations: a static batch has to wait for its longest member.
 PROMPTS = {
@@ -27,22 +35,12 @@ POOL_SLOTS = 1024  # the same for every stack: two whole contexts, or a block fo
 
 def add_parser(subparsers: Any) -> None:
     """Declare the command's arguments."""
-    from octavo.cli.settings import add_config_arguments
-
-    parser = subparsers.add_parser("demo", help=SUMMARY, description=SUMMARY)
+    parser = subparsers.add_parser("demo", help=COMMANDS["demo"], description=COMMANDS["demo"])
     add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer and the table. Returns 1 if a stack that runs gave other tokens than transformers."""
-    from octavo.bench.stack_table import Row, compare_stacks, reference_tokens
-    from octavo.cli.settings import config_from
-    from octavo.core.assembly import build_engine, load_model
-    from octavo.core.compat import reports
-    from octavo.core.registry import Registry
-    from octavo.core.sampling_params import SamplingParams
-    from octavo.llm import LLM
-
     registry = Registry.discover()
     args.settings = [
         f"engine.max_model_len={MAX_MODEL_LEN}",
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if different or not runs else 0
 
 
-def table(rows: list[Any]) -> str:
+def table(rows: list[Row]) -> str:
     """The rows as aligned text."""
     head = ("stack", "tok/s", "steps", "mean batch", "peak slots", "preempted", "same")
     cells = [head]
