@@ -1,7 +1,7 @@
 """Does this stack run on this device with this model, why not, and which single change would mend it.
 
-A set subtraction: what each part needs, minus what all the others provide, plus every part's own refusals. The same functions serve the engine,
-`octavo stacks`, the table in the docs and the test matrix. Must not know: names of plugins, torch.
+A set subtraction: what each part needs, minus what all the others provide, plus every part's own refusals. The same functions serve
+the engine, `octavo stacks`, the table in the docs and the test matrix. Must not know: names of plugins, torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def problems(stack: Stack, facts: Facts) -> list[str]:
     found = []
     for part in stack.parts:
         provided = facts.provides.union(*(other.plugin.provides for other in stack.parts if other is not part))
-        found += [f"{part} needs {word}, which {_who_lacks(word, stack, facts)}" for word in sorted(_needs(part, facts) - provided)]
-        found += [f"{part} {sentence}" for sentence in part.plugin.rejects(part.options, facts)]
+        found += [f"{part} needs {word}, {_who_lacks(word, stack, facts)}" for word in sorted(_needs(part, facts) - provided)]
+        found += [f"{part}: {sentence}" for sentence in part.plugin.rejects(part.options, facts)]
     return found
 
 
@@ -100,11 +100,11 @@ def _needs(part: Choice, facts: Facts) -> frozenset[str]:
 def _who_lacks(word: str, stack: Stack, facts: Facts) -> str:
     known = capability(word)
     if known is None:
-        return "no other part provides"
+        return "which no other part provides"
     if known.provided_by == "facts":
         family = word.partition(":")[0]
-        return f"is not what it would get: {', '.join(sorted(have for have in facts.provides if have.startswith(f'{family}:')))}"
-    return f"{known.provided_by} {stack.names[known.provided_by]!r} does not provide"
+        return f"but {family} is {next(have for have in facts.provides if have.startswith(f'{family}:')).partition(':')[2]}"
+    return f"which {known.provided_by} {stack.names[known.provided_by]!r} does not provide"
 
 
 def _alternatives(changes: list[Choice]) -> str:

@@ -1,7 +1,8 @@
 """What a plugin registers: a frozen description of one implementation, and a lazy `build`.
 
-Listing plugins and checking whether a stack runs reads descriptors only; `build` imports the implementation inside, so that neither imports torch.
-Words for `provides` and `needs` are defined in `octavo.core.capabilities`. Must not know: any implementation, the registry, torch.
+Listing plugins and checking whether a stack runs reads descriptors only; `build` imports the implementation inside, so that
+neither imports torch. Words for `provides` and `needs` are defined in `octavo.core.capabilities`.
+Must not know: any implementation, the registry, torch.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class OpsPlugin(Descriptor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlugin(Descriptor):
-    """Both functions read a Hugging Face config.json. `accepts` returns None where the plugin runs that model, else the reason it doesn't."""
+    """Both functions read a Hugging Face config.json. `accepts` returns None where the plugin runs that model, else why it doesn't."""
 
     kind = "model"
 

@@ -64,8 +64,8 @@ class Observer:
 
 
 def entries(path: Sequence[str] | None = None) -> Iterator[Entry]:
-    """Every entry point of group `octavo` on `path` (default: sys.path), built-ins first. A distribution found twice counts once, the first."""
-    where = {} if path is None else {"path": list(path)}
+    """Every entry point of group `octavo` on `path` (default: sys.path), built-ins first. Of two equal distributions the first counts."""
+    where: Any = {} if path is None else {"path": list(path)}
     found = {_name(dist): dist for dist in distributions(**where) if f"[{GROUP}]" in (dist.read_text("entry_points.txt") or "")}
     for name in sorted(found, key=lambda name: (name != BUILT_IN, name)):
         dist = next(iter(distributions(name=name, **where)), found[name])
@@ -119,7 +119,9 @@ def _check_options(descriptor: Descriptor, where: str) -> None:
     if taken := RESERVED_OPTIONS & options.model_fields.keys():
         raise PluginContractError(f"{where}: an option cannot be called {taken.pop()!r}, the config uses that name")
     if required := [name for name, field in options.model_fields.items() if field.is_required()]:
-        raise PluginContractError(f"{where}: option {required[0]!r} needs a default, so that the plugin can run and be compared as it comes")
+        raise PluginContractError(
+            f"{where}: option {required[0]!r} needs a default, so that the plugin can run and be compared as it comes"
+        )
     options()
 
 

@@ -1,4 +1,4 @@
-"""The eight hooks. A plugin package declares a module as an entry point of group `octavo`; its functions marked `@hookimpl` are found there:
+"""The eight hooks. A plugin package declares a module as entry point of group `octavo`; its functions marked `@hookimpl` are found:
 
     from octavo.core.hookspecs import hookimpl
 
@@ -6,8 +6,8 @@
     def octavo_schedulers():
         return [FAIR]
 
-Five hooks return descriptors and are called once, when plugins are listed. Three are observers: installed ones are told and can change nothing;
-one that raises is logged and dropped. No hook is called per token or per layer. Must not know: any plugin, torch.
+Five hooks return descriptors and are called once, when plugins are listed. Three are observers: installed ones are told and can change
+nothing; one that raises is logged and dropped. No hook is called per token or per layer. Must not know: any plugin, torch.
 """
 
 from __future__ import annotations

@@ -34,9 +34,13 @@ class SchedulerOptions(PluginOptions):
 
     max_num_seqs: int = Field(256, ge=1, description="most sequences that run at once")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="most tokens of one step; unset: 2048 for a scheduler that cuts prompts, else as many as max_model_len asks for"
+        None,
+        ge=1,
+        description="most tokens of one step; unset: 2048 for a scheduler that cuts prompts, else as many as max_model_len asks for",
     )
-    order: Literal["fcfs", "priority"] = Field("fcfs", description="who goes first: by arrival, or by priority (lower is sooner) with ageing")
+    order: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="who goes first: by arrival, or by priority (lower is sooner) with ageing"
+    )
     ageing: float = Field(60.0, gt=0, description="seconds of waiting that one priority level is worth; without effect under fcfs")
     classes: dict[str, ClassLimits] = Field(default_factory=dict, description="limits by class of request")
     preemption: Literal["recompute", "swap"] = Field("recompute", description="what happens to the KV of a preempted request")

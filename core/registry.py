@@ -1,8 +1,8 @@
 """The installed plugins, by kind and name. An object, so that tests and two engines in one process can have different ones.
 
-Installing a plugin never activates it: a config selects by name, and `auto` considers built-ins only. A package that fails to load and a
-name that two packages provide are remembered, listed by `octavo plugins`, and raised when that very name is selected, so that one bad package
-doesn't break commands which don't use it. Must not know: what a plugin's name means; no name is special here.
+Installing a plugin never activates it: a config selects by name, and `auto` considers built-ins only. A package that fails to load and
+a name that two packages provide are remembered, listed by `octavo plugins`, and raised when that very name is selected, so that one bad
+package doesn't break commands which don't use it. Must not know: what a plugin's name means; no name is special here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from octavo.core import discovery
-from octavo.core.descriptors import KINDS, Descriptor, ModelPlugin
+from octavo.core.descriptors import Descriptor, ModelPlugin
 from octavo.core.discovery import BUILT_IN, Entry, Observer, Provider
 from octavo.core.errors import DuplicatePluginError, InvalidOptionsError, PluginLoadError, UnknownPluginError
 from octavo.core.suggest import did_you_mean
 
 DISABLE_VARIABLE = "OCTAVO_DISABLE_PLUGINS"  # entry points, separated by commas
 BUILT_INS_ONLY_VARIABLE = "OCTAVO_NO_PLUGINS"  # 1: no third-party package
+
+AD_HOC = Provider(BUILT_IN, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class Registry:
                 registry.observers.append(observer)
         return registry
 
-    def add(self, descriptor: Descriptor, *, provider: Provider = Provider(BUILT_IN, "")) -> None:
-        """Put in one descriptor as if `provider` had declared it. Raises `PluginContractError` where it is unsound."""
+    def add(self, descriptor: Descriptor, *, provider: Provider = AD_HOC) -> None:
+        """Put in one descriptor as if `provider` (default: Octavo) had declared it. Raises `PluginContractError` where it is unsound."""
         discovery.check_descriptor(descriptor, descriptor.kind)
         self._put(descriptor, str(provider), provider)
 
@@ -123,7 +125,7 @@ class Registry:
             if failure.entry.name == name:
                 return PluginLoadError(f"{kind} {name!r} cannot be used, its package failed to load: {failure}")
         known = self.names(kind)
-        text = f"no {kind} {name!r} is installed{did_you_mean(name, known)}; installed are: {', '.join(known) or 'none'}"
+        text = f"no {kind} plugin {name!r} is installed{did_you_mean(name, known)}; installed are: {', '.join(known) or 'none'}"
         if self.failures:
             text += "\nThese plugin packages failed to load:" + "".join(f"\n  - {failure}" for failure in self.failures)
         if self.switched_off:
@@ -143,6 +145,3 @@ def _switched_off(entries: list[Entry], environ: Mapping[str, str]) -> list[Entr
     if flag not in ("", "0", "1"):
         raise InvalidOptionsError(f"{BUILT_INS_ONLY_VARIABLE} must be 1 (no third-party plugins) or 0, not {flag!r}")
     return [entry for entry in entries if entry.name in names or (flag == "1" and not entry.provider.built_in)]
-
-
-__all__ = ["KINDS", "Failure", "Observer", "Provider", "Registry"]

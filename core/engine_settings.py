@@ -1,0 +1,49 @@
+"""The `[engine]` section of the config: what belongs to no plugin."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from octavo.core.options import PluginOptions
+from octavo.core.sizes import Size
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _refuse_quantised(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(("fp8", "float8", "int8")):
+        raise ValueError(f"a KV cache in {value} is not available yet; use 'auto', 'float32', 'bfloat16' or 'float16'")
+    return value
+
+
+def _refuse_swapping(gib: float) -> float:
+    if gib > 0:
+        raise ValueError("swapping the KV cache to host memory is not available yet; leave swap_space at 0")
+    return gib
+
+
+class EngineSettings(PluginOptions):
+    """Settings of the engine itself. Exactly one of `kv_cache_memory` and `num_kv_slots`, or none, sizes the KV pool."""
+
+    max_model_len: int | None = Field(None, ge=1, description="longest prompt and output together, in tokens; unset: what the model allows")
+    gpu_memory_utilization: float = Field(
+        0.92, gt=0, le=1, description="share of the whole device that Octavo may use for weights, activations and KV; unused on a CPU"
+    )
+    kv_cache_memory: Size | None = Field(None, description='size of the KV pool, in bytes or like "4GiB"')
+    num_kv_slots: int | None = Field(None, ge=1, description="size of the KV pool in slots (tokens), exactly; for comparisons")
+    swap_space: Annotated[float, AfterValidator(_refuse_swapping)] = Field(
+        0.0, ge=0, description="host memory for preempted requests, in GiB"
+    )
+    dtype: Dtype = Field("auto", description="of weights and activations; auto: the checkpoint's, where the device computes in it")
+    kv_dtype: Annotated[Dtype, BeforeValidator(_refuse_quantised)] = Field("auto", description="of the KV cache; auto: as dtype")
+    device: str = Field("auto", pattern=r"^[a-z]+(:\d+)?$", description="auto, cpu, cuda, cuda:1, ...")
+    seed: int = Field(0, ge=0, description="of the random numbers of requests that bring no seed")
+    debug: bool = Field(False, description="check the allocator's invariants after each step; slow")
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.kv_cache_memory is not None and self.num_kv_slots is not None:
+            raise ValueError("kv_cache_memory and num_kv_slots both size the KV pool; set one of them")
+        return self

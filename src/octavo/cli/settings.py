@@ -1,0 +1,27 @@
+"""`--config FILE` and `--set SECTION.NAME=VALUE`, for every command that starts an engine."""
+
+from __future__ import annotations
+
+import argparse
+
+from octavo.core.config import EngineConfig, load_config
+from octavo.core.config_sources import from_command_line
+from octavo.core.registry import Registry
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare both."""
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with settings")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="SECTION.NAME=VALUE",
+        action="append",
+        default=[],
+        help="one setting, like scheduler.max_num_seqs=8",
+    )
+
+
+def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
+    """The checked config of these arguments, over file and environment."""
+    return load_config(registry, file=args.config, overrides=from_command_line(args.settings))
