@@ -67,11 +67,15 @@ def octavo_request_finished(output: RequestOutput) -> None:
     """Be told of every request that ended, with its last output."""
 
 
-DESCRIPTOR_HOOKS: dict[str, str] = {
+DESCRIPTOR_HOOKS: dict[str, str] = {  # hook: the kind it returns
     "octavo_models": "model",
     "octavo_schedulers": "scheduler",
     "octavo_allocators": "allocator",
     "octavo_kernels": "kernel",
     "octavo_ops": "ops",
 }
-OBSERVER_HOOKS: tuple[str, ...] = ("octavo_engine_started", "octavo_step_finished", "octavo_request_finished")
+OBSERVER_HOOKS: dict[str, str] = {  # hook: its argument
+    "octavo_engine_started": "stack",
+    "octavo_step_finished": "report",
+    "octavo_request_finished": "output",
+}
