@@ -71,5 +71,5 @@ def _contradictions(name: str, value: Any, plugin: str | None) -> Iterator[str]:
     if not isinstance(value, bool):
         yield f"{name}: must be True or False (got {value!r})"
     elif plugin is not None and value != (plugin == on):
-        meaning = f'short for {section} = "{on}"' if value else f'the opposite of {section} = "{on}"'
-        yield f'{name}={value} is {meaning} and contradicts {section} = "{plugin}"; leave one of them out'
+        meaning = f' is short for {section} = "{on}" and' if value else ""
+        yield f'{name}={value}{meaning} contradicts {section} = "{plugin}"; leave one of them out'

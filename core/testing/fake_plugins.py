@@ -15,7 +15,7 @@ TINY_CONFIG = {"architectures": ["TinyForCausalLM"]}
 
 
 def write_package(folder: Path, name: str, version: str = "1.0", **modules: str) -> None:
-    """Put a distribution with one entry point a module (named as it) into `folder`, so that it is installed where `folder` is on sys.path."""
+    """Put a distribution with one entry point a module (of its name) into `folder`: installed where that is on sys.path."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -67,7 +67,9 @@ def fake_shape(**fields: Any) -> ModelShape:
     return ModelShape(**{**sizes, **fields})
 
 
-def fake_model(name: str = "llama", *, architecture: str = "TinyForCausalLM", shape: ModelShape | None = None, **fields: Any) -> ModelPlugin:
+def fake_model(
+    name: str = "llama", *, architecture: str = "TinyForCausalLM", shape: ModelShape | None = None, **fields: Any
+) -> ModelPlugin:
     """A model family's description; it accepts the one architecture."""
 
     def accepts(config: Mapping[str, Any]) -> str | None:
