@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from octavo.core.chat_template import NO_TEMPLATE, ChatTemplate
 from octavo.core.detokenizer import Streams, streams_for
@@ -63,7 +62,6 @@ class Tokenizer:
             name: _text(value) for name, value in config.items() if name.endswith("_token") and isinstance(value, (str, dict))
         }
         _add_missing_tokens(backend, config, special_tokens.values())
-        _add_bos_and_eos(backend, config, special_tokens)
         return cls(
             backend,
             special_tokens=special_tokens,
@@ -154,18 +152,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], s
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing = {_text(token): _added_token(token) for token in reversed(declared) if _text(token) not in present}
     backend.add_tokens(list(reversed(missing.values())))
-
-
-def _add_bos_and_eos(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token`, where the config states them, override what tokenizer.json would add."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-    eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    backend.post_processor = TemplateProcessing(
-        single=pieces, pair=[*pieces, "$B"], special_tokens=[(token, backend.token_to_id(token)) for token in (bos, eos) if token]
-    )
 
 
 def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> tuple[int, ...]:
