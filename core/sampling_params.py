@@ -20,8 +20,8 @@ from octavo.core.errors import RequestError
 
 GREEDY_BELOW = 1e-5  # so small a temperature would only turn logits into inf: the likeliest token wins long before
 LARGEST = 2**31 - 1  # every count and id fits an int32 tensor
-MAX_STOP_STRINGS = 64
-MAX_STOP_LENGTH = 1024  # characters; the two bounds keep the search after each token cheap, whatever a client sends
+MAX_STOP_STRINGS = 32
+MAX_STOP_LENGTH = 256  # characters; the two bounds keep the search after each token cheap, whatever a client sends
 
 
 def _spec(description: str, allowed: str, **bounds: Any) -> Any:

@@ -8,7 +8,8 @@ Must not know: the tokenizer, torch, the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from octavo.core.sampling_params import SamplingParams, validate_for
@@ -48,8 +49,8 @@ class StopText:
     def __init__(self, params: SamplingParams) -> None:
         self._stops = params.stop
         self._include = params.include_stop_str_in_output
-        self._held = ""  # the longest end of the text that begins a stop string: shorter than the longest one
-        self._inner = frozenset("".join(stop[:-1] for stop in self._stops))  # characters that a held text can end with
+        self._held = ""  # the longest end of the text that begins a stop string without being all of it
+        self._beginnings = _beginnings(params.stop)
         self.matched: str | None = None
 
     def push(self, delta: str, *, searching: bool = True) -> tuple[str, bool]:
@@ -74,9 +75,10 @@ class StopText:
         old = len(self._held)
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
-            start = text.find(stop, max(0, old - len(stop) + 1))
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
+            if stop in text:  # most of the time none is, and this is the fastest way to know
+                start = text.find(stop, max(0, old - len(stop) + 1))
+                if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                    best = (start + len(stop), start, stop)
         if best is None:
             return None
         end, start, self.matched = best
@@ -84,13 +86,17 @@ class StopText:
 
     def _partial(self, text: str) -> int:
         """The length of the longest end of `text` that begins a stop string without being all of it."""
-        if text[-1] not in self._inner:
-            return 0
-        return max(_overlap(text, stop) for stop in self._stops)
+        for beginning in self._beginnings.get(text[-1], ()):
+            if text.endswith(beginning):
+                return len(beginning)
+        return 0
 
 
-def _overlap(text: str, stop: str) -> int:
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+@lru_cache(maxsize=16)  # all outputs of a request ask for the same, and often all requests do
+def _beginnings(stops: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """What may have to be held back, by its last character, longest first."""
+    found = sorted({stop[:length] for stop in stops for length in range(1, len(stop))}, key=len, reverse=True)
+    by_last: dict[str, list[str]] = {}
+    for beginning in found:
+        by_last.setdefault(beginning[-1], []).append(beginning)
+    return by_last

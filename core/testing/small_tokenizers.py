@@ -39,9 +39,7 @@ def sentencepiece() -> Tokenizer:
     """As Llama 2 and Mistral: BPE over characters, unknown ones as byte-fallback tokens (here all but Latin ones)."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.train_from_iterator(TEXTS[:2], trainers.BpeTrainer(vocab_size=150, special_tokens=SPECIAL_TOKENS, show_progress=False))
     description = json.loads(tokenizer.to_str())  # byte tokens are ordinary ones, which the trainer can't make
     vocabulary = description["model"]["vocab"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer as Backend, decoders, models
+
 from octavo.core.detokenizer import IncrementalDetokenizer
 from octavo.core.testing.small_tokenizers import KINDS, SPECIAL_TOKENS
 from octavo.core.tokenizer import Tokenizer
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
 
 TEXT = "Hello, 안녕하세요 세계! 你好世界 😀👩‍👩‍👧🇰🇷 naïve ﷽ \n\n\tx ** 2 � isn't"
 

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
+
 from octavo.core.errors import RequestError
 from octavo.core.output_text import OutputText
 from octavo.core.sampling_params import SamplingParams

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
+
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stopping import StopChecker, StopText, resolve_stop_ids

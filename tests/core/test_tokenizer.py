@@ -10,11 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from octavo.core.errors import ModelSourceError, RequestError
 from octavo.core.testing.small_tokenizers import KINDS
 from octavo.core.tokenizer import Tokenizer
 
-TEXTS = ["", " ", "Hello world", "  two  spaces ", "안녕하세요 세계", "你好，世界", "😀👩‍👩‍👧🇰🇷", "<s>a</s><|im_end|>\n", "nul\x00here", "x ** 2 # isn't\n\t"]
+TEXTS = [
+    "",
+    " ",
+    "Hello world",
+    "  two  spaces ",
+    "안녕하세요 세계",
+    "你好，世界",
+    "😀👩‍👩‍👧🇰🇷",
+    "<s>a</s><|im_end|>\n",
+    "nul\x00here",
+    "x ** 2 # isn't\n\t",
+]
 
 CHATML = (
     "{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}"
@@ -273,7 +285,7 @@ def test_text_that_cannot_be_encoded(tmp_path: Path, text: Any, message: str) ->
         ([USER, "Hi"], "messages[1]", 'messages[1] must be an object such as {"role": "user", "content": "Hi"}, not str'),
         ([{"content": "Hi"}], "messages[0].role", 'messages[0].role must be a string such as "user", not None'),
         ([{"role": 3, "content": "Hi"}], "messages[0].role", 'messages[0].role must be a string such as "user", not 3'),
-        ([USER, {"role": "user"}], "messages[1].content", "messages[1].content is missing: only a message with tool_calls may leave it out"),
+        ([USER, {"role": "u"}], "messages[1].content", "messages[1].content is missing: only a message with tool_calls may leave it out"),
         ([{"role": "user", "content": 5}], "messages[0].content", "messages[0].content must be a string or a list of text parts, not int"),
         (
             [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}],
