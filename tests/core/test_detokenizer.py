@@ -1,0 +1,152 @@
+"""Deltas joined are the full decode, for any ids, under every kind of decoder; a character comes out whole or not at all."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer as Backend, decoders, models
+
+from octavo.core.detokenizer import IncrementalDetokenizer
+from octavo.core.testing.small_tokenizers import KINDS, SPECIAL_TOKENS
+from octavo.core.tokenizer import Tokenizer
+
+TEXT = "Hello, 안녕하세요 세계! 你好世界 😀👩‍👩‍👧🇰🇷 naïve ﷽ \n\n\tx ** 2 � isn't"
+
+FOUR_TOKENS = "𐍈"  # a letter whose bytes no merge of the small byte-level tokenizer joins
+
+all_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def wrap(backend: Backend) -> Tokenizer:
+    return Tokenizer(backend, special_tokens={}, eos_token_ids=(), chat_templates={})
+
+
+@cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    return wrap(KINDS[kind]())
+
+
+def deltas(tokenizer: Tokenizer, token_ids: list[int], *, skip: bool) -> list[str]:
+    stream = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+    parts = [stream.push(token_id) for token_id in token_ids] + [stream.finish()]
+    assert stream.text == "".join(parts)
+    return parts
+
+
+@cache
+def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Ids at random (two of them only pad the model's vocabulary), with special ones and pieces of real text mixed in."""
+    text_ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    slices = st.tuples(st.integers(0, len(text_ids)), st.integers(1, 12)).map(lambda cut: text_ids[cut[0] : cut[0] + cut[1]])
+    anything = st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=8)
+    special = st.lists(st.integers(0, len(SPECIAL_TOKENS)), max_size=2)
+    return st.lists(slices | anything | special, max_size=6).map(lambda parts: [token_id for part in parts for token_id in part])
+
+
+@all_kinds
+@pytest.mark.parametrize("skip", [True, False])
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_deltas_joined_are_the_full_decode(kind: str, skip: bool, data: st.DataObject) -> None:
+    """Whatever the ids, in every decoder (fault 38)."""
+    tokenizer = tokenizer_of(kind)
+    token_ids = data.draw(ids_of(tokenizer))
+    assert "".join(deltas(tokenizer, token_ids, skip=skip)) == tokenizer.decode(token_ids, skip_special_tokens=skip)
+
+
+@all_kinds
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=30))
+def test_real_text_survives(kind: str, text: str) -> None:
+    """What the tokenizer made of a text comes back as the library's own decode gives it."""
+    tokenizer = tokenizer_of(kind)
+    token_ids = tokenizer.encode(text)
+    assert "".join(deltas(tokenizer, token_ids, skip=True)) == tokenizer.decode(token_ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.sampled_from("aé세界😀👩‍👧🇰🇷 \n"), max_size=20))
+def test_no_replacement_character_before_a_character_is_whole(kind: str, text: str) -> None:
+    """Characters split over tokens: no delta holds U+FFFD, and none has to be taken back (fault 38)."""
+    tokenizer = tokenizer_of(kind)
+    parts = deltas(tokenizer, tokenizer.encode(text, add_special_tokens=False), skip=True)
+    assert "\ufffd" not in "".join(parts)
+    assert "".join(parts) == text
+
+
+def test_a_split_emoji_comes_out_with_its_last_byte() -> None:
+    """Byte level: three empty deltas, then the emoji, with nothing to follow."""
+    tokenizer = tokenizer_of("byte_level")
+    assert deltas(tokenizer, tokenizer.encode(FOUR_TOKENS), skip=True) == ["", "", "", FOUR_TOKENS, ""]
+    assert deltas(tokenizer, tokenizer.encode(FOUR_TOKENS)[:2], skip=True) == ["", "", "\ufffd"]
+
+
+def test_a_byte_fallback_run_is_judged_as_a_whole() -> None:
+    """SentencePiece: a bad byte spoils its whole run, so the run waits for its end; a skipped token doesn't end it."""
+    tokenizer = tokenizer_of("sentencepiece")
+    emoji = tokenizer.encode("😀", add_special_tokens=False)[-4:]
+    letter = tokenizer.encode("T", add_special_tokens=False)[-1]
+    assert deltas(tokenizer, [letter, *emoji, letter], skip=True) == ["T", "", "", "", "", "😀T", ""]
+    assert deltas(tokenizer, [letter, *emoji, emoji[0], letter], skip=True)[-2:] == ["\ufffd" * 5 + "T", ""]
+    special = SPECIAL_TOKENS.index("</s>")
+    assert deltas(tokenizer, [letter, *emoji[:2], special, *emoji[2:], letter], skip=True)[-2:] == ["😀T", ""]
+
+
+def test_spaces_between_sentencepiece_words_survive() -> None:
+    """One token at a time, only the very first space is the decoder's to strip (fault 39)."""
+    tokenizer = tokenizer_of("sentencepiece")
+    words = [tokenizer.encode(word, add_special_tokens=False) for word in ("the", "world", "of", "words")]
+    parts = deltas(tokenizer, [token_id for word in words for token_id in word], skip=True)
+    assert "".join(parts) == "the world of words"
+    assert parts[0] == "the"[: len(parts[0])]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.Fuse(),
+        decoders.CTC(pad_token="<pad>"),
+        decoders.Metaspace(prepend_scheme="never"),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+        decoders.Sequence([decoders.Strip("▁", 1, 0), decoders.Fuse()]),
+        decoders.Sequence([decoders.Replace("▁", ""), decoders.Fuse()]),
+        decoders.WordPiece(cleanup=False),
+    ],
+    ids=repr,
+)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_rare_decoders_too(decoder: decoders.Decoder | None, data: st.DataObject) -> None:
+    """No decoder, and steps before and after `Fuse`: nothing is lost and nothing repeated."""
+    words = ["<pad>", "a", "b", "##c", "▁", "▁d", "e▁", "  f", " ", "g ", "n't", "h"]
+    backend = Backend(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
+    if decoder is not None:
+        backend.decoder = decoder
+    tokenizer = wrap(backend)
+    token_ids = data.draw(st.lists(st.integers(0, len(words)), max_size=12))
+    assert "".join(deltas(tokenizer, token_ids, skip=True)) == tokenizer.decode(token_ids)
+
+
+def test_streams_of_one_tokenizer_do_not_meet() -> None:
+    """Sequences share what tokens were looked up, never what they hold back."""
+    tokenizer = tokenizer_of("byte_level")
+    letter = tokenizer.encode(FOUR_TOKENS)
+    one, other = (IncrementalDetokenizer(tokenizer, skip_special_tokens=True) for _ in range(2))
+    for token_id in letter[:3]:
+        assert one.push(token_id) == ""
+    assert other.push(tokenizer.encode("a")[0]) == "a"
+    assert one.push(letter[3]) == FOUR_TOKENS
+    assert (one.text, other.text) == (FOUR_TOKENS, "a")
+
+
+def test_what_waits_stays_small() -> None:
+    """Broken bytes without end: at most three of them wait, so a step's cost doesn't grow with the text."""
+    tokenizer = tokenizer_of("byte_level")
+    lead = tokenizer.encode(FOUR_TOKENS)[0]
+    stream = IncrementalDetokenizer(tokenizer, skip_special_tokens=True)
+    out = "".join(stream.push(lead) for _ in range(1000))
+    assert len(out) >= 999
