@@ -79,7 +79,7 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
                 raise ModelSourceError(f"{path} is a Git LFS pointer, not the weights. Run `git lfs pull` in its folder.")
             if size < 8 or length > min(size - 8, _MAX_HEADER):
                 raise ModelSourceError(f"{path} is cut short or no safetensors file: {size} bytes do not hold its header. {again}")
-            header = json.loads(file.read(length))
+            header: dict[str, dict[str, Any]] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         spans = sorted((int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for entry in header.values())
     except OSError as error:

@@ -81,9 +81,9 @@ def _convert_weights(alone: Path, folder: Path, *, header: GGUFHeader) -> None:
             setattr(model.config, name, _shortest(value))
     model.config.architectures = [type(model).__name__]
     ends = list(header.end_ids)
-    model.generation_config = GenerationConfig(
-        bos_token_id=header.bos_id, eos_token_id=ends[0] if len(ends) == 1 else ends or None, pad_token_id=header.pad_id
-    )
+    end_ids = ends[0] if len(ends) == 1 else ends or None
+    generation: Any = GenerationConfig
+    model.generation_config = generation(bos_token_id=header.bos_id, eos_token_id=end_ids, pad_token_id=header.pad_id)
     model.save_pretrained(str(folder))
 
 

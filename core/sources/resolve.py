@@ -14,6 +14,7 @@ from octavo.core.sources import hub
 from octavo.core.sources.cache import Report, home
 from octavo.core.sources.catalogue import CATALOGUE, DEFAULT_MODEL, CatalogueEntry
 from octavo.core.sources.convert import convert_gguf
+from octavo.core.sources.hub_probe import is_hub_id
 from octavo.core.sources.local import converted_folder, from_conversion, from_path, looks_like_model, read_cached
 from octavo.core.sources.model_source import ModelSource
 from octavo.core.sources.wheel import fetch_gguf
@@ -42,7 +43,7 @@ def resolve(source: str | Path, *, revision: str | None = None, trust_remote_cod
         raise ModelSourceError(f"there is no file or folder {path}. {_DEFAULT_HELP}")
     elif name in CATALOGUE:
         found = _from_catalogue(CATALOGUE[name], name=name, revision=revision, report=report)
-    elif hub.is_hub_id(name):
+    elif is_hub_id(name):
         found = _from_hub(name, revision=revision, trust_remote_code=trust_remote_code, report=report)
     else:
         raise ModelSourceError(_unknown(name))
