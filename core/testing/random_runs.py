@@ -64,7 +64,7 @@ def draw_case(number: int, *, schedulers: list[str], allocators: list[str]) -> C
         allocator=rng.choice(allocators),
         ample=rng.random() < 0.3,
         preemption=rng.choice(("recompute", "swap")),
-        depth=rng.choice((1, 2)),
+        depth=rng.choice((1, 2, 3)),
         kind=rng.choice(KINDS),
         failures=rng.random() < 0.4,
         seed=number,
