@@ -76,7 +76,7 @@ class Engine:
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
         self._outputs: list[RequestOutput] = []
-        self._orders = itertools.count()
+        self._next_order = 0  # of the next request
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
 
@@ -105,7 +105,7 @@ class Engine:
         `stream`: pieces after each step instead of one answer at the end. Priority: lower is sooner, without effect under
         `order = fcfs`. `max_tokens = None` means the rest of the context.
         """
-        order = next(self._orders)
+        order = self._next_order
         room = self.max_model_len - len(prompt)
         request = Request(
             request_id if request_id is not None else f"request-{order}",
@@ -127,6 +127,7 @@ class Engine:
         if not beam_width:
             request.sequences[0].text = self._new_text(request)
         self.requests[request.id] = request
+        self._next_order += 1
         self.scheduler.add(request)
         return request
 
@@ -148,6 +149,8 @@ class Engine:
                 f"exceed max_model_len {limit}: ask for at most {limit - length}",
                 field="max_tokens",
             )
+        if request.beam_width and request.params.n > 1:
+            raise RequestError(f"beam search returns its beams: it takes n = 1, not {request.params.n}", field="n")
         self.scheduler.check(request)
         if not kv.fits(request):
             raise RequestError(
@@ -176,16 +179,18 @@ class Engine:
             self._end(request, reason)
         if plan:
             self._submit(flight)
-        elif not self._flying:
-            self._check_progress(plan)
+        else:
+            if not self._flying:
+                self._check_progress(plan)
+            if plan.preempted or plan.failed:
+                self._tell(flight)  # nothing to run, hence no result to wait for
         self.wait_until = plan.wait_until if not plan and not self._flying else None
         if self._flying and (not plan or len(self._flying) >= self.depth):
-            flight = self._flying.popleft()
-            self._apply(flight)
+            oldest = self._flying.popleft()
+            self._apply(oldest)
+            self._tell(oldest)
         if self.debug:
             self._check_invariants()
-        if self.observers.wanted("step_finished") and (flight.plan or flight.plan.preempted or flight.plan.failed):
-            self.observers.tell("step_finished", self._report(flight))
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -305,7 +310,7 @@ class Engine:
             request.finished.append(sequence)
             tail = sequence.text.finish() if sequence.text is not None else ""
             sequence.released.append(tail)
-            if request.stream:
+            if request.stream and not request.beam_width:
                 self._outputs.append(streamed(sequence, [], tail, reason=reason))
         self._complete(request)
 
@@ -361,12 +366,15 @@ class Engine:
         if usage.filled + usage.held + usage.external + usage.cached + usage.free != self.kv.capacity:
             raise PluginContractError(f"{type(self.kv).__name__}: {usage} does not sum to its capacity of {self.kv.capacity} slots")
 
-    def _report(self, flight: Flight) -> StepReport:
+    def _tell(self, flight: Flight) -> None:
+        """Report a step that is over to whoever listens."""
+        if not self.observers.wanted("step_finished"):
+            return
         plan = flight.plan
         transfers: dict[str, int] = {}
         for transfer in plan.transfers:
             transfers[transfer.kind] = transfers.get(transfer.kind, 0) + transfer.count
-        return StepReport(
+        report = StepReport(
             step=flight.step,
             time=flight.started,
             num_waiting=len(self.scheduler.waiting),
@@ -381,6 +389,7 @@ class Engine:
             usage=self.kv.usage(),
             seconds=flight.seconds,
         )
+        self.observers.tell("step_finished", report)
 
     def close(self) -> None:
         """Abort everything and give device memory back."""

@@ -1,0 +1,254 @@
+"""Random workloads through an engine with the fake runner: whatever the stack, the answers are those of unbatched decoding.
+
+After each step the invariants of allocator and scheduler are checked, at the end nothing is held. A run is a function of its
+`Case`: whatever fails can be replayed from what the error prints. Must not know: any plugin; who calls brings the stack.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.core.clock import ManualClock
+from octavo.core.engine import Engine
+from octavo.core.errors import RequestError
+from octavo.core.kv import Allocator
+from octavo.core.options import ClassLimits
+from octavo.core.outputs import RequestOutput, StepReport
+from octavo.core.request import Request, Sequence
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduling import Scheduler
+from octavo.core.testing.fake_model import EOS, VOCAB_SIZE, decode_alone
+from octavo.core.testing.fake_runner import FailurePoint, FakeRunner, InjectedFailure
+
+MAX_MODEL_LEN = 40
+MAX_NUM_SEQS = 6
+CLASSES = {"b": ClassLimits(max_running=3)}
+KINDS = ("plain", "n", "beams", "drafts", "aborts", "all")
+"""What occurs besides plain requests."""
+MAX_STEPS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run, reproducible: `scheduler` and `allocator` are names that the caller resolves."""
+
+    scheduler: str
+    allocator: str
+    ample: bool
+    preemption: Literal["recompute", "swap"]
+    depth: int
+    kind: str
+    failures: bool  # steps fail now and then
+    seed: int
+
+
+@dataclass(slots=True)
+class RunStats:
+    """What occurred in runs, so that a test can see that its case did."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+MakeStack = Callable[[Case], tuple[Scheduler, Allocator]]
+
+
+def draw_case(number: int, *, schedulers: list[str], allocators: list[str]) -> Case:
+    """The case of that number, the same for ever."""
+    rng = random.Random(number)
+    return Case(
+        scheduler=rng.choice(schedulers),
+        allocator=rng.choice(allocators),
+        ample=rng.random() < 0.3,
+        preemption=rng.choice(("recompute", "swap")),
+        depth=rng.choice((1, 2, 3)),
+        kind=rng.choice(KINDS),
+        failures=rng.random() < 0.4,
+        seed=number,
+    )
+
+
+def look_up(sequence: Sequence) -> list[int]:
+    """Prompt lookup: the three tokens that followed the last token when it occurred before."""
+    tokens = sequence.tokens()
+    for index in range(len(tokens) - 2, -1, -1):
+        if tokens[index] == tokens[-1]:
+            return tokens[index + 1 : index + 4]
+    return []
+
+
+def run(case: Case, make_stack: MakeStack) -> RunStats:
+    """Run one case to its end; raises AssertionError with the case in it."""
+    try:
+        return _Run(case, make_stack).to_its_end()
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error}\nin {case}") from error
+
+
+class _Run:
+    def __init__(self, case: Case, make_stack: MakeStack) -> None:
+        self.case = case
+        self.rng = random.Random(case.seed)
+        self.stats = RunStats()
+        scheduler, self.kv = make_stack(case)
+        if case.kind in ("drafts", "all"):
+            scheduler.proposer = look_up
+        failures = {step: self.rng.choice(list(FailurePoint)) for step in range(300) if case.failures and self.rng.random() < 0.08}
+        self.runner = FakeRunner(self.kv, eager=self.rng.random() < 0.5, failures=failures)
+        self.clock = ManualClock()
+        self.engine = Engine(
+            scheduler=scheduler,
+            kv=self.kv,
+            runner=self.runner,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(EOS,),
+            clock=self.clock,
+            seed=case.seed,
+            depth=case.depth,
+            debug=True,
+        )
+        self.engine.observers.add(self)
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[RequestOutput]] = {}
+        self.ended: dict[str, RequestOutput] = {}  # as observers were told
+        self.aborted: set[str] = set()
+        self.pending = [f"r{number}" for number in range(14)]
+        self.common = [self.rng.randrange(1, 4) for _ in range(MAX_MODEL_LEN)]
+        self.barren = 0
+
+    # told by the engine
+    def octavo_step_finished(self, report: StepReport) -> None:
+        self.barren = 0 if report.num_rows else self.barren
+        self.stats.counts.update(tokens=report.num_tokens, preempted=report.num_preempted, failed=report.num_failed)
+        self.stats.counts.update(report.transfers)
+
+    def octavo_request_finished(self, output: RequestOutput) -> None:
+        if output.request_id in self.ended:
+            raise AssertionError(f"{output.request_id} ended twice")
+        self.ended[output.request_id] = output
+
+    def to_its_end(self) -> RunStats:
+        engine, rng, arrives = self.engine, self.rng, (0.35, 0.8)[self.case.seed % 2]
+        while self.pending or engine.has_work:
+            while self.pending and (rng.random() < arrives or not engine.has_work):
+                self._add(self.pending.pop(0))
+            self._abort_some()
+            self._step()
+        self._check_end()
+        self.stats.counts["runs"] += 1
+        self.stats.counts["placeholders"] += self.runner.stats.placeholders
+        return self.stats
+
+    def _add(self, request_id: str) -> None:
+        rng, kind = self.rng, self.case.kind
+        length = rng.choice([1, 2, 4, 7, 8, 12, 16, 20, 24])
+        shared = rng.random() < 0.5
+        prompt = self.common[:length] if shared else [rng.randrange(1, 4) for _ in range(length)]
+        max_tokens = rng.choice([1, 2, 5, 8, 12, 15]) if length < 24 else rng.choice([1, 8, 16])
+        n = rng.choice([2, 3]) if kind in ("n", "all") and rng.random() < 0.6 else 1
+        beams = n == 1 and (kind == "beams" and rng.random() < 0.6 or kind == "all" and rng.random() < 0.4)
+        params = SamplingParams(
+            n=n,
+            max_tokens=max_tokens,
+            min_tokens=rng.choice([0, 0, max_tokens // 2]) if not beams else 0,
+            ignore_eos=rng.random() < 0.2,
+            seed=rng.choice([None, None, 7]),
+            cache_salt=rng.choice(["", "", "x"]),
+        )
+        try:
+            self.requests[request_id] = self.engine.add_request(
+                prompt,
+                params,
+                request_id=request_id,
+                priority=rng.choice([0, 0, 1, 2]),
+                class_name=rng.choice(["default", "default", "b"]),
+                beam_width=rng.choice([2, 3]) if beams else 0,
+                stream=rng.random() < 0.5,
+            )
+        except RequestError as error:
+            if "can never fit" not in str(error):
+                raise
+            self.stats.counts["refused"] += 1
+
+    def _abort_some(self) -> None:
+        if self.case.kind not in ("aborts", "all") or self.rng.random() >= 0.08 or not self.requests:
+            return
+        request_id = self.rng.choice(list(self.requests))
+        if request_id in self.engine.requests:
+            self.aborted.add(request_id)
+        self.engine.abort(request_id)
+        self.engine.abort(request_id)
+        self.stats.counts["aborted"] += 1
+
+    def _step(self) -> None:
+        engine = self.engine
+        self.barren += 1
+        try:
+            for output in engine.step():
+                self.outputs.setdefault(output.request_id, []).append(output)
+        except InjectedFailure:
+            self.kv.check()
+            self.barren = 0
+            self.stats.counts["rolled back"] += 1
+        self.clock.advance(1.0)
+        if engine.wait_until is not None:
+            self.barren = 0
+            self.clock.sleep_until(engine.wait_until)
+        if sum(request.seats for request in engine.scheduler.running) > engine.scheduler.max_num_seqs:
+            raise AssertionError("more seats run than max_num_seqs")
+        if self.barren > 6 + self.case.depth + 2 * len(engine.requests):
+            raise AssertionError(f"{self.barren} steps without progress")
+        self.stats.counts["steps"] += 1
+        if self.stats.counts["steps"] > MAX_STEPS:
+            raise AssertionError("the run does not end")
+
+    def _check_end(self) -> None:
+        usage = self.kv.usage()
+        if usage.filled or usage.held or usage.host:
+            raise AssertionError(f"at the end {usage} is held")
+        for request_id, request in self.requests.items():
+            answer = self.ended[request_id]
+            expected = decode_alone(request)
+            found = [(output.token_ids, output.finish_reason) for output in answer.outputs]
+            if request_id in self.aborted:
+                self._check_aborted(request, found)
+            elif found != expected:
+                raise AssertionError(f"{request_id} gives {found} instead of {expected}")
+            if answer.prompt_token_ids != list(request.prompt):
+                raise AssertionError(f"{request_id} returns another prompt")
+            self._check_handed_out(request, answer)
+
+    def _check_aborted(self, request: Request, found: list[tuple[list[int], str | None]]) -> None:
+        """What an aborted request had until then is the beginning of what it would have given."""
+        if all(reason != "abort" for _, reason in found):
+            raise AssertionError(f"{request.id} was aborted, its reasons are {found}")
+        if request.beam_width:
+            return
+        for sequence in request.finished:
+            whole, _ = decode_alone(request)[sequence.sample_index]
+            if sequence.output != whole[: len(sequence.output)]:
+                raise AssertionError(f"{sequence.id} gave {sequence.output} before its abort instead of {whole}")
+
+    def _check_handed_out(self, request: Request, answer: RequestOutput) -> None:
+        """Pieces joined are the whole answer, each output ends once, and only the last piece is marked as such."""
+        outputs = self.outputs[request.id]
+        if [output.finished for output in outputs] != [False] * (len(outputs) - 1) + [True]:
+            raise AssertionError(f"{request.id}: finished is {[output.finished for output in outputs]}")
+        if not request.stream or request.beam_width:
+            if len(outputs) != 1 or outputs[0] is not answer:
+                raise AssertionError(f"{request.id}: {len(outputs)} outputs instead of one whole answer")
+            return
+        joined: dict[int, list[int]] = {}
+        reasons: dict[int, str] = {}
+        for piece in (piece for output in outputs for piece in output.outputs):
+            if piece.index in reasons:
+                raise AssertionError(f"{request.id}: output {piece.index} goes on after its end")
+            joined.setdefault(piece.index, []).extend(piece.token_ids)
+            if piece.finish_reason is not None:
+                reasons[piece.index] = piece.finish_reason
+        if joined != {sequence.sample_index: sequence.output for sequence in request.finished} or set(reasons) != set(joined):
+            raise AssertionError(f"{request.id}: the pieces {joined} ({reasons}) are not the answer {answer.outputs}")

@@ -1,0 +1,68 @@
+"""Stacks of schedulers and allocators for engine tests with the fake runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo.core.descriptors import PoolShape
+from octavo.core.kv import Allocator
+from octavo.core.options import SchedulerOptions
+from octavo.core.scheduling import Scheduler
+from octavo.core.testing.mad_scheduler import MadScheduler
+from octavo.core.testing.random_runs import CLASSES, MAX_MODEL_LEN, MAX_NUM_SEQS, Case
+from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
+from octavo.plugins.allocators.paged import PAGED, PagedOptions
+from octavo.plugins.schedulers.continuous import CONTINUOUS, ContinuousOptions
+from octavo.plugins.schedulers.static import STATIC, StaticOptions
+
+COMMON = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "order": "priority", "ageing": 4.0, "classes": CLASSES}
+
+SCHEDULERS: dict[str, Callable[[Case, Allocator], Scheduler]] = {
+    "static": lambda case, kv: STATIC.build(StaticOptions(preemption=case.preemption, **COMMON), kv, MAX_MODEL_LEN),
+    "static-request": lambda case, kv: STATIC.build(
+        StaticOptions(preemption=case.preemption, release="request", dead_rows="compute", batch_size=4, **COMMON), kv, MAX_MODEL_LEN
+    ),
+    "static-window": lambda case, kv: STATIC.build(StaticOptions(preemption=case.preemption, window_s=5.0, **COMMON), kv, MAX_MODEL_LEN),
+    "continuous": lambda case, kv: CONTINUOUS.build(ContinuousOptions(preemption=case.preemption, **COMMON), kv, MAX_MODEL_LEN),
+    "prefill-first": lambda case, kv: CONTINUOUS.build(
+        ContinuousOptions(preemption=case.preemption, mixing="prefill_first", **COMMON), kv, MAX_MODEL_LEN
+    ),
+    "mad": lambda case, kv: MadScheduler(SchedulerOptions(preemption=case.preemption, **COMMON), kv, seed=case.seed),
+}
+
+
+def _pool(slots: int, host: int) -> PoolShape:
+    return PoolShape(num_slots=slots, num_host_slots=host, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
+
+
+TINY = {"contiguous-max": 125, "contiguous-request": 100, "paged-1": 56, "paged-4": 56, "paged-16": 112}
+"""Slots of a pool so small that requests preempt each other; those that can never fit are refused."""
+
+ALLOCATORS: dict[str, Callable[[int, int], Allocator]] = {
+    "contiguous-max": lambda slots, host: CONTIGUOUS.build(ContiguousOptions(reservation="max"), _pool(slots, host)),
+    "contiguous-request": lambda slots, host: CONTIGUOUS.build(ContiguousOptions(reservation="request"), _pool(slots, host)),
+    "paged-1": lambda slots, host: PAGED.build(PagedOptions(block_size=1), _pool(slots, host)),
+    "paged-4": lambda slots, host: PAGED.build(PagedOptions(block_size=4), _pool(slots, host)),
+    "paged-16": lambda slots, host: PAGED.build(PagedOptions(block_size=16), _pool(slots, host)),
+}
+
+
+class Stacks:
+    """Names of all stacks, and the stack of a case."""
+
+    schedulers = list(SCHEDULERS)
+    allocators = list(ALLOCATORS)
+
+    def make(self, case: Case) -> tuple[Scheduler, Allocator]:
+        """A new scheduler and allocator."""
+        slots = 512 if case.ample else TINY[case.allocator]
+        kv = ALLOCATORS[case.allocator](slots, 112 if case.preemption == "swap" else 0)
+        return SCHEDULERS[case.scheduler](case, kv), kv
+
+
+@pytest.fixture(scope="session")
+def stacks() -> Stacks:
+    """All schedulers and allocators at hand."""
+    return Stacks()
