@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.plugins.kernels.cases import LAYOUTS, TOLERANCE, Case, Layout, Spec, make_case
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import MistralConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
@@ -18,6 +17,7 @@ from transformers.models.mistral import modeling_mistral
 from octavo.core.attention import AttentionMetadata
 from octavo.core.errors import PluginContractError
 from octavo.core.reference_attention import reference_attention
+from tests.plugins.kernels.cases import LAYOUTS, TOLERANCE, Case, Layout, Spec, make_case
 
 LENGTH = 37
 
@@ -31,7 +31,8 @@ def _prompt(**spec: Any) -> tuple[Case, torch.Tensor, torch.Tensor, torch.Tensor
 
 def _mask(window: int | None) -> torch.Tensor:
     """The mask that transformers makes for Mistral's eager attention, [1, 1, LENGTH, LENGTH]."""
-    config = MistralConfig(sliding_window=window, attn_implementation="eager")
+    config = MistralConfig(sliding_window=window)
+    config._attn_implementation = "eager"
     make = create_causal_mask if window is None else create_sliding_window_causal_mask
     mask = make(config, torch.zeros(1, LENGTH, 8), None, None, position_ids=torch.arange(LENGTH)[None])
     assert isinstance(mask, torch.Tensor)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+import torch.nn.functional as F
 
 from octavo.core.attention import AttentionMetadata, Destination, Kernel, LayerCache, LayerSpec
 from octavo.core.errors import IncompatibleStackError
@@ -97,7 +97,7 @@ class SdpaKernel(Kernel):
             else:  # KV heads stand where the batch usually does: [G, r, n, D] over [G, r, L, D] whose r is a view
                 queries = queries.permute(1, 2, 0, 3)
                 k, v = (tensor.transpose(0, 1).unsqueeze(1).expand(-1, layer.group, -1, -1) for tensor in (k, v))
-            result = scaled_dot_product_attention(queries, k, v, attn_mask=call.mask, is_causal=call.is_causal, scale=layer.scale)
+            result = F.scaled_dot_product_attention(queries, k, v, attn_mask=call.mask, is_causal=call.is_causal, scale=layer.scale)
             output[call.tokens] = (result if call.rows else result.permute(2, 0, 1, 3)).flatten(1, 2)
         return output
 

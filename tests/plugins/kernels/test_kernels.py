@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from allpairspy import AllPairs
+
+from octavo.core import reference_attention
+from octavo.core.attention import AttentionMetadata, Kernel, LayerSpec
 from tests.plugins.kernels.cases import (
     DTYPES,
     KERNELS,
@@ -29,9 +32,6 @@ from tests.plugins.kernels.cases import (
     run,
 )
 
-from octavo.core import reference_attention
-from octavo.core.attention import AttentionMetadata, Kernel, LayerSpec
-
 
 def _check(name: str, spec: Spec, **options: Any) -> None:
     case = make_case(spec)
@@ -41,12 +41,14 @@ def _check(name: str, spec: Spec, **options: Any) -> None:
     torch.testing.assert_close(output[: case.live].float(), case.expected(), rtol=0, atol=TOLERANCE[spec.dtype])
 
 
-def _pairwise() -> Iterator[Any]:
+def _pairwise() -> list[Any]:
+    params = []
     for name in KERNELS:
         fields = axes(plugin(name).provides)
         for row in AllPairs(list(fields.values())):
             spec = Spec(**dict(zip(fields, row, strict=True)))
-            yield pytest.param(name, spec, id="-".join(str(value) for value in (name, *row)))
+            params.append(pytest.param(name, spec, id="-".join(str(value) for value in (name, *row))))
+    return params
 
 
 @pytest.mark.parametrize(("name", "spec"), _pairwise())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.plugins.kernels.cases import TOLERANCE, Case, Spec, build, make_case, run
+import torch.nn.functional as F
 
 from octavo.core.errors import IncompatibleStackError
-from octavo.plugins.kernels.sdpa import kernel as sdpa
+from tests.plugins.kernels.cases import TOLERANCE, Case, Spec, build, make_case, run
 
 BYTES = 2 * 2 * 64 * 4  # K and V of one position: two heads of 64 in fp32
 
@@ -19,13 +19,13 @@ BYTES = 2 * 2 * 64 * 4  # K and V of one position: two heads of 64 in fp32
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Arguments of each call of torch's function."""
     made: list[dict[str, Any]] = []
-    original = sdpa.scaled_dot_product_attention
+    original = F.scaled_dot_product_attention
 
     def record(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
         made.append({"q": q, "k": k, "v": v, **options})
         return original(q, k, v, **options)
 
-    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", record)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
     return made
 
 
