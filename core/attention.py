@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from octavo.core.errors import PluginContractError
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerSpec:
@@ -84,6 +86,36 @@ class AttentionMetadata:
         """B."""
         return self.seq_lens.shape[0]
 
+    def slots_of(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Slots (int64) of `positions` of `rows`: two int64 tensors whose shapes broadcast, by the formula of the layout."""
+        if self.region_starts is not None:
+            return self.region_starts[rows] + positions
+        if self.block_table is not None:
+            block = self.block_table[rows, positions // self.block_size].to(torch.int64)
+            return block * self.block_size + positions % self.block_size
+        raise PluginContractError("AttentionMetadata has neither region_starts nor block_table; one of them must be set")
+
+
+@dataclass(frozen=True, eq=False)
+class Destination:
+    """Where the K and V of one step go: token `tokens[i]` into slot `slots[i]`; with `tokens` None, every token in its order."""
+
+    slots: torch.Tensor  # [n], int64, none is -1
+    tokens: torch.Tensor | None = None  # [n], int64
+
+    @classmethod
+    def of(cls, slots: torch.Tensor) -> Destination:
+        """Leave out the tokens of slots [T] that are -1. Reads from the device, so call it once a step, not once a layer."""
+        written = slots >= 0
+        if bool(written.all()):
+            return cls(slots)
+        tokens = written.nonzero().squeeze(1)
+        return cls(slots.index_select(0, tokens), tokens)
+
+    def store(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values [T, ...] into a cache tensor [num_slots, ...] of the same dtype."""
+        tensor.index_copy_(0, self.slots, values if self.tokens is None else values.index_select(0, self.tokens))
+
 
 LayerCache = tuple[torch.Tensor, ...]
 """The cache tensors of one layer, in the order of `Kernel.cache_spec`."""
@@ -117,13 +149,14 @@ class Kernel(ABC):
     def prepare(self, meta: AttentionMetadata) -> Any:
         """Whatever all layers of a step share (masks, gather indices), once a step; what a kernel needs for itself lives here."""
 
-    def write(self, cache: LayerCache, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store k [T, G, Dk] and v [T, G, Dv] at slots [T]; a slot of -1 is not written."""
-        keep = slots >= 0
-        if not bool(keep.all()):
-            k, v, slots = k[keep], v[keep], slots[keep]
-        cache[0].index_copy_(0, slots, k)
-        cache[1].index_copy_(0, slots, v)
+    def write(self, cache: LayerCache, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata, prepared: Any) -> None:
+        """Store k [T, G, Dk] and v [T, G, Dv] at `meta.slots`; a slot of -1 is not written.
+
+        This default asks in each layer whether there is a -1; a kernel that keeps a `Destination` in `prepared` asks once a step.
+        """
+        destination = Destination.of(meta.slots)
+        destination.store(cache[0], k)
+        destination.store(cache[1], v)
 
     @abstractmethod
     def attend(self, q: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, prepared: Any, layer: LayerSpec) -> torch.Tensor:

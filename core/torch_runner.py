@@ -99,7 +99,7 @@ class TorchRunner(Runner):
         prepared = kernel.prepare(meta)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            kernel.write(cache[layer], k, v, meta.slots)
+            kernel.write(cache[layer], k, v, meta, prepared)
             return kernel.attend(q, cache[layer], meta, prepared, layers[layer])
 
         rows = SamplingRows.build(_row_requests(plan.chunks), device=self.model.device)
