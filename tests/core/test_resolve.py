@@ -51,6 +51,7 @@ def complaint(registry: Registry, **overrides: Any) -> str:
         ({"plugin": "chunked", "max_num_seqs": 4096}, None, 4096),
         ({"plugin": "chunked", "max_num_batched_tokens": 256}, None, 256),
         ({"plugin": "continuous", "max_num_batched_tokens": 16384}, None, 16384),
+        ({"plugin": "continuous", "max_num_batched_tokens": 8192}, None, 8192),  # exactly the longest prompt
     ],
 )
 def test_the_budget_is_filled_in(registry: Registry, scheduler: dict[str, Any], max_model_len: int | None, budget: int) -> None:

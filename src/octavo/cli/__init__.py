@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from octavo.core.errors import ConfigError, OctavoError, RequestError
 
 COMMANDS = {
+    "generate": "continue prompts",
+    "chat": "talk to a model in the terminal",
+    "demo": "answer with a real model, then run the same prompts on every installed stack",
     "plugins": "list installed plugins, their options, and packages that failed to load",
     "stacks": "list combinations of plugins, which run, and why the others don't",
     "schema": "print the JSON schema of a config file",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from octavo.core.config import EngineConfig, load_config
 from octavo.core.config_sources import from_command_line
 from octavo.core.registry import Registry
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,3 +29,13 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
     """The checked config of these arguments, over file and environment."""
     return load_config(registry, file=args.config, overrides=from_command_line(args.settings))
+
+
+def open_llm(args: argparse.Namespace) -> LLM:
+    """An `LLM` with that config; close it."""
+    from octavo.core.assembly import build_engine, load_model  # imports torch: not before the settings are known to be right
+    from octavo.llm import LLM
+
+    registry = Registry.discover()
+    config = config_from(args, registry)
+    return LLM.from_built(build_engine(registry, config, load_model(registry, config)))
