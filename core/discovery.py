@@ -55,18 +55,12 @@ class Entry:
         return f"{self.provider} (entry point {self.name!r})"
 
 
+@dataclass(frozen=True, slots=True)
 class Observer:
-    """The observer hooks of one module: for each that it implements, a method of that name with the subject as only argument."""
+    """A module with at least one observer hook; calling a hook of `hooks` calls this module alone."""
 
-    def __init__(self, provider: Provider, hooks: pluggy.HookRelay) -> None:
-        self.provider = provider
-        for hook, argument in OBSERVER_HOOKS.items():
-            caller = getattr(hooks, hook)
-            if caller.get_hookimpls():
-                setattr(self, hook, lambda subject, caller=caller, argument=argument: caller(**{argument: subject}))
-
-    def __repr__(self) -> str:
-        return f"observer of {self.provider}"
+    provider: Provider
+    hooks: pluggy.HookRelay
 
 
 def entries(path: Sequence[str] | None = None) -> Iterator[Entry]:
