@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from tqdm import tqdm
 
 from octavo.bench.stack_table import Row, compare_stacks, reference_tokens
 from octavo.cli import COMMANDS
-from octavo.cli.settings import add_config_arguments, config_from
+from octavo.cli.settings import add_config_arguments, config_from, say
 from octavo.core.assembly import build_engine, load_model
 from octavo.core.compat import reports
 from octavo.core.registry import Registry
@@ -50,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
         *args.settings,
     ]
     config = config_from(args, registry)
-    loaded = load_model(registry, config, report=_say)
+    loaded = load_model(registry, config, report=say)
     print(f"\n> {QUESTION}")
-    with LLM.from_built(build_engine(registry, config, loaded, report=_say)) as llm:
+    with LLM.from_built(build_engine(registry, config, loaded, report=say)) as llm:
         for piece in llm.stream([{"role": "user", "content": QUESTION}], SamplingParams(temperature=0, max_tokens=48)):
             print(piece.outputs[0].text, end="", flush=True)
     print("\n")
@@ -94,6 +93,3 @@ def table(rows: list[Row]) -> str:
             lines.append(f"{row.stack.stack}: does not run: {row.problem}{f'; would run with {fixes}' if fixes else ''}")
     return "\n".join(lines)
 
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -1,8 +1,9 @@
-"""`--config FILE` and `--set SECTION.NAME=VALUE`, for every command that starts an engine."""
+"""`--config FILE`, `--set SECTION.NAME=VALUE` and short forms of the usual settings, for every command that starts an engine."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from octavo.core.config import EngineConfig, load_config
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare both."""
+    """Declare them. A short form is put before `--set`, which therefore wins."""
+    parser.add_argument("--model", metavar="SOURCE", help="folder, hub id, GGUF file or catalogue name (default: smollm2-135m)")
+    for kind in ("scheduler", "allocator", "kernel", "ops"):
+        parser.add_argument(f"--{kind}", metavar="PLUGIN", help=f"the {kind} plugin (installed ones: octavo plugins)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings")
     parser.add_argument(
         "--set",
@@ -28,7 +32,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
     """The checked config of these arguments, over file and environment."""
-    return load_config(registry, file=args.config, overrides=from_command_line(args.settings))
+    short = {"model.source": args.model, **{f"{kind}.plugin": getattr(args, kind) for kind in ("scheduler", "allocator", "kernel", "ops")}}
+    given = [f"{name}={value}" for name, value in short.items() if value is not None]
+    return load_config(registry, file=args.config, overrides=from_command_line([*given, *args.settings]))
+
+
+def say(line: str) -> None:
+    """What a command has to tell besides its output."""
+    print(line, file=sys.stderr)
 
 
 def open_llm(args: argparse.Namespace) -> LLM:
@@ -38,4 +49,4 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
     registry = Registry.discover()
     config = config_from(args, registry)
-    return LLM.from_built(build_engine(registry, config, load_model(registry, config)))
+    return LLM.from_built(build_engine(registry, config, load_model(registry, config, report=say), report=say))
