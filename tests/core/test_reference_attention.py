@@ -15,7 +15,6 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.mistral import modeling_mistral
 
 from octavo.core.attention import AttentionMetadata
-from octavo.core.errors import PluginContractError
 from octavo.core.reference_attention import reference_attention
 from tests.plugins.kernels.cases import LAYOUTS, TOLERANCE, Case, Layout, Spec, make_case
 
@@ -102,11 +101,3 @@ def test_empty_rows_are_finite() -> None:
     assert output[case.live :].shape[0] == 1
     assert (output[case.live :] == 0).all()
     assert output.isfinite().all()
-
-
-def test_a_layout_is_required() -> None:
-    """Metadata without regions and without a block table is refused in words."""
-    empty = torch.zeros(1, dtype=torch.int64)
-    meta = AttentionMetadata(query_start=empty, seq_lens=empty, slots=empty, max_query_len=1, max_seq_len=1)
-    with pytest.raises(PluginContractError, match="neither region_starts nor block_table; one of them must be set"):
-        meta.slots_of(empty, empty)
