@@ -102,15 +102,88 @@ class TorchRunner(Runner):
             kernel.write(cache[layer], k, v, meta, prepared)
             return kernel.attend(q, cache[layer], meta, prepared, layers[layer])
 
-        rows = SamplingRows.build(_row_requests(plan.chunks), device=self.model.device)
+        rows = SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
         greedy = rows.all_greedy
         out = self.model.forward(ids, inputs.positions, attend, logit_rows=inputs.logit_rows, select="argmax" if greedy else "logits")
-        sampled = self._clock.now()
+        forwarded = self._clock.now()
         if greedy:
-            handle.sampled = out
+            handle.tokens = out
         else:
-            handle.sampled, handle.candidates = self._sampler.sample(out, rows)
+            sampled = self._sampler.sample(out, rows)
+            handle.tokens, handle.candidates = sampled.tokens, sampled.candidates
         if self._depth > 1:
-            self._remember(plan, handle.sampled, rows)
-        handle.seconds.update(forward=sampled - begun, sample=self._clock.now() - sampled)
+            self._remember(plan, handle.tokens, rows)
         self._steps += 1
+        handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
+
+    def _remember(self, plan: BatchPlan, tokens: torch.Tensor, rows: SamplingRows) -> None:
+        """Keep each chunk's last sampled token on the device, where the next step's inputs find it."""
+        draws = iter(np.cumsum(rows.draws).tolist())
+        ring = (self._steps % self._depth) * self._max_rows
+        for index, chunk in enumerate(plan.chunks):
+            for _ in range(len(row_requests(chunk))):
+                last = next(draws)
+            if chunk.samples:
+                self._recent[ring + index] = tokens[last - 1]
+
+    def close(self) -> None:
+        """Let go of the caches."""
+        self.cache, self.host_cache = [], []
+
+
+def row_requests(chunk: Chunk) -> list[RowRequest]:
+    """How to draw from each of the chunk's rows of logits: one, or with drafts one more than there are drafts."""
+    if not chunk.samples:
+        return []
+    sequence, request = chunk.sequence, chunk.sequence.request
+    beams, first = request.beam_width, request.width > 1 and not request.forked
+    return [
+        RowRequest(
+            params=request.params,
+            seed=request.seed,
+            sample_index=sequence.sample_index,
+            position=position + 1,
+            num_output=position + 1 - sequence.prompt_len,
+            stop_ids=request.stop_ids,
+            draws=0 if beams else request.width if first else 1,
+            candidates=2 * beams,
+        )
+        for position in range(chunk.logits_from, chunk.stop)
+    ]
+
+
+class TorchHandle:
+    """A step in flight: tensors that the device may still be working on."""
+
+    def __init__(self, plan: BatchPlan, seconds: dict[str, float], clock: Clock) -> None:
+        self.transfers_done = False
+        self.error: BaseException | None = None
+        self.tokens: torch.Tensor | None = None  # [N] drawn ids
+        self.candidates: dict[int, list[Candidate]] = {}
+        self.seconds = seconds
+        self._plan = plan
+        self._clock = clock
+
+    def result(self) -> StepResult:
+        """Wait for the device, once, and deal the drawn ids out to the chunks."""
+        if self.error is not None:
+            raise self.error
+        begun = self._clock.now()
+        drawn = [] if self.tokens is None else self.tokens.tolist()
+        self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
+        tokens: list[Seq[int]] = []
+        at = 0
+        for chunk in self._plan.chunks:
+            request = chunk.sequence.request
+            count = 0
+            if chunk.samples and not request.beam_width:
+                count = request.width if request.width > 1 and not request.forked else 1 + len(chunk.drafts)
+            mine = drawn[at : at + count]
+            at += count
+            tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
+        return StepResult(tokens=tokens, candidates=self.candidates, seconds=self.seconds)
+
+
+def accepted(drafts: Seq[int], drawn: Seq[int]) -> int:
+    """How many drafts were guessed right: draws are functions of seed, sample and position, so equality is all there is to check."""
+    return next((i for i, (draft, token) in enumerate(zip(drafts, drawn, strict=False)) if draft != token), len(drafts))
