@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class CatalogueEntry:
     gguf_sha256: str
     quantisation: str  # of the GGUF file, for the log
     summary: str
+    config: Mapping[str, Any]  # what a stack is judged by before the model is there: its config.json, less what no plugin reads
 
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -37,6 +39,22 @@ CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType(
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             quantisation="Q4_1",
             summary="SmolLM2 135M Instruct, Apache-2.0: small enough to answer on any laptop",
+            config={
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_act": "silu",
+                "hidden_size": 576,
+                "intermediate_size": 1536,
+                "max_position_embeddings": 8192,
+                "num_attention_heads": 9,
+                "num_hidden_layers": 30,
+                "num_key_value_heads": 3,
+                "rms_norm_eps": 1e-05,
+                "rope_theta": 100000,
+                "tie_word_embeddings": True,
+                "torch_dtype": "bfloat16",
+                "vocab_size": 49152,
+            },
         ),
     }
 )

@@ -156,7 +156,9 @@ class FakeRunner(Runner):
             slots=self._slots(sequence, chunk.stop),
             logits_from=chunk.logits_from if chunk.samples else None,
             beam_width=request.beam_width,
-            draws=range(request.width) if request.width > 1 and not request.forked else range(sequence.sample_index, sequence.sample_index + 1),
+            draws=range(request.width)
+            if request.width > 1 and not request.forked
+            else range(sequence.sample_index, sequence.sample_index + 1),
             seed=request.seed,
             stop_ids=request.stop_ids,
             min_tokens=request.params.min_tokens,
@@ -300,4 +302,3 @@ def _sample(row: Row, prefixes: list[int]) -> list[int]:
 def _draw(row: Row, prefix: int, *, at: int, sample_index: int) -> int:
     early = at + 1 - row.prompt_len < row.min_tokens
     return draw(prefix, seed=row.seed, sample_index=sample_index, banned=row.stop_ids if early else frozenset())
-

@@ -26,7 +26,9 @@ class StaticOptions(SchedulerOptions):
     """Options of the static scheduler."""
 
     batch_size: int | None = Field(None, ge=1, description="rows of a batch, at most max_num_seqs; unset: max_num_seqs")
-    window_s: float = Field(0.0, ge=0, description="seconds that the oldest request waits for the batch to fill; 0: start with who is there")
+    window_s: float = Field(
+        0.0, ge=0, description="seconds that the oldest request waits for the batch to fill; 0: start with who is there"
+    )
     release: Literal["batch", "request"] = Field(
         "batch", description="when the KV of an ended member is given back: with the whole batch, or at once"
     )

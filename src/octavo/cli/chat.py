@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.cli import COMMANDS
 from octavo.cli.sampling import add_sampling_arguments, sampling_params_from
 from octavo.cli.settings import add_config_arguments, open_llm
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.llm import LLM
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
 
 
 def add_parser(subparsers: Any) -> None:

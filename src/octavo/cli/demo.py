@@ -92,4 +92,3 @@ def table(rows: list[Row]) -> str:
             fixes = ", or ".join(f'{change.kind} = "{change.name}"' for change in row.stack.changes)
             lines.append(f"{row.stack.stack}: does not run: {row.problem}{f'; would run with {fixes}' if fixes else ''}")
     return "\n".join(lines)
-

@@ -7,7 +7,15 @@ from typing import Any
 
 from octavo.core.sampling_params import FIELDS, SamplingParams
 
-_FLAGS: dict[str, Any] = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int, "min_tokens": int}
+_FLAGS: dict[str, Any] = {
+    "max_tokens": int,
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "seed": int,
+    "min_tokens": int,
+}
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:

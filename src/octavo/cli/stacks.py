@@ -12,24 +12,7 @@ from octavo.core.capabilities import DTYPES
 from octavo.core.compat import StackReport, explain, reports
 from octavo.core.errors import InvalidOptionsError
 from octavo.core.registry import Registry
-
-# The config.json of the catalogue's default model, smollm2-135m: what the stacks are judged for unless --model says otherwise.
-DEFAULT_MODEL_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 9,
-    "num_hidden_layers": 30,
-    "num_key_value_heads": 3,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 100000,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 49152,
-}
+from octavo.core.sources.catalogue import CATALOGUE, DEFAULT_MODEL
 
 
 def add_parser(subparsers: Any) -> None:
@@ -44,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line a stack. Returns 0 where at least one runs, else 1."""
-    config = DEFAULT_MODEL_CONFIG if args.model is None else _read_config(Path(args.model))
+    config = CATALOGUE[DEFAULT_MODEL].config if args.model is None else _read_config(Path(args.model))
     rows = list(reports(Registry.discover(), config, device=args.device, dtype=args.dtype, kv_dtype=args.dtype))
     if args.json:
         print(json.dumps([_as_json(row) for row in rows], indent=2, ensure_ascii=False))

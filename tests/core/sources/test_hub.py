@@ -63,7 +63,12 @@ def test_only_files_that_a_model_needs_are_fetched(hub, tiny_model: Path) -> Non
 @pytest.mark.parametrize(
     ("part", "status", "code", "text"),
     [
-        ("api/models", 401, "GatedRepo", "is gated: accept its terms at {address}/" + HUB_ID + ", then log in with `hf auth login` or set HF_TOKEN."),
+        (
+            "api/models",
+            401,
+            "GatedRepo",
+            "is gated: accept its terms at {address}/" + HUB_ID + ", then log in with `hf auth login` or set HF_TOKEN.",
+        ),
         ("resolve/", 401, "GatedRepo", "is gated: accept its terms at"),
         ("resolve/", 403, "GatedRepo", "is gated: accept its terms at"),
         ("resolve/", 403, "", "is gated: accept its terms at"),
@@ -104,8 +109,14 @@ def test_remote_code_is_refused_before_anything_is_downloaded(hub, tiny_model: P
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["config.json", "pytorch_model.bin"], "has no safetensors weights (config.json, pytorch_model.bin); pickled weights can run any code"),
-        (["a.Q4_0.gguf", "a.Q8_0.gguf"], f"has only GGUF files (a.Q4_0.gguf, a.Q8_0.gguf). Fetch the one you want, then give its path: hf download {HUB_ID}"),
+        (
+            ["config.json", "pytorch_model.bin"],
+            "has no safetensors weights (config.json, pytorch_model.bin); pickled weights can run any code",
+        ),
+        (
+            ["a.Q4_0.gguf", "a.Q8_0.gguf"],
+            f"has only GGUF files (a.Q4_0.gguf, a.Q8_0.gguf). Fetch the one you want, then give its path: hf download {HUB_ID}",
+        ),
         (["model.safetensors"], "has no config.json"),
         ([], "has no safetensors weights (no files)"),
     ],
@@ -214,7 +225,10 @@ def test_a_download_that_stalls_is_ended(hub, tiny_model: Path, monkeypatch) -> 
     assert f"the hub at {hub.address} sent nothing for" in failure()
 
 
-@pytest.mark.parametrize(("name", "valid"), [("a/b", True), ("Qwen/Qwen2.5-0.5B", True), ("a", False), ("a/b/c", False), ("../b", False), ("a/..", False), ("a b/c", False)])
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [("a/b", True), ("Qwen/Qwen2.5-0.5B", True), ("a", False), ("a/b/c", False), ("../b", False), ("a/..", False), ("a b/c", False)],
+)
 def test_the_form_of_a_hub_id(name: str, valid: bool) -> None:
     """OWNER/NAME, as the hub itself allows it."""
     assert is_hub_id(name) is valid

