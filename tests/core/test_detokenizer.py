@@ -131,6 +131,23 @@ def test_rare_decoders_too(decoder: decoders.Decoder | None, data: st.DataObject
     assert "".join(deltas(tokenizer, token_ids, skip=True)) == tokenizer.decode(token_ids)
 
 
+@pytest.mark.parametrize(
+    ("strip", "expected"),
+    [
+        (decoders.Strip(" ", 2, 0), ["", "", "a", " ", "b", ""]),
+        (decoders.Strip(" ", 0, 1), ["", " ", " a", "", " b", ""]),
+    ],
+    ids=["left", "right"],
+)
+def test_spaces_stripped_from_the_whole_text(strip: decoders.Decoder, expected: list[str]) -> None:
+    """At the start they may belong to several tokens; at the end, a space waits until something follows."""
+    backend = Backend(models.WordLevel({" ": 0, "a": 1, "b": 2}, unk_token="a"))
+    backend.decoder = decoders.Sequence([decoders.Fuse(), strip])
+    parts = deltas(wrap(backend), [0, 0, 1, 0, 2], skip=True)
+    assert "".join(parts) == backend.decode([0, 0, 1, 0, 2])
+    assert parts == expected
+
+
 def test_streams_of_one_tokenizer_do_not_meet() -> None:
     """Sequences share what tokens were looked up, never what they hold back."""
     tokenizer = tokenizer_of("byte_level")
