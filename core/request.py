@@ -145,4 +145,7 @@ class Request:
     @property
     def prefilling(self) -> bool:
         """More than one token of some sequence can run now."""
-        return any(sequence.num_next > 1 for sequence in self.runnable)
+        for sequence in self.runnable:  # asked for each running request in each step: a plain loop costs half of `any`
+            if sequence.num_next > 1:
+                return True
+        return False

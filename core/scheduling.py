@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import ClassVar
 
-from octavo.core.errors import RequestError
+from octavo.core.errors import PluginContractError, RequestError
 from octavo.core.forks import common_prefix
 from octavo.core.kv import Allocator
 from octavo.core.options import SchedulerOptions
@@ -60,6 +60,13 @@ class Scheduler(ABC):
 
     def check(self, request: Request) -> None:
         """Refuse at submit what its class does not allow or what no batch could hold. Raises RequestError."""
+        longest = len(request.prompt) + request.max_tokens - 1  # a preempted request computes prompt and outputs again
+        if not self.chunking and longest > self.budget:
+            raise RequestError(
+                f"{len(request.prompt)} prompt tokens + max_tokens {request.max_tokens} make steps of up to {longest} tokens, "
+                f"max_num_batched_tokens is {self.budget} and this scheduler runs prompts whole: ask for less or raise it",
+                field="prompt",
+            )
         limits = self.options.classes.get(request.class_name)
         if limits is None:
             if request.class_name != "default":
@@ -116,6 +123,8 @@ class Scheduler(ABC):
 
         Never in a step that preempted somebody. A request that is refused although nothing runs can never run: it is failed.
         """
+        if request.running or not request.sequences:
+            raise PluginContractError(f"request {request.id!r} was admitted but does not wait: it {'runs' if request.running else 'is over'}")
         if plan.preempted or sum(r.seats for r in self.running) + request.seats > self.max_num_seqs:
             return False
         while not self._enter(request):
@@ -153,6 +162,8 @@ class Scheduler(ABC):
 
     def preempt(self, plan: PlanBuilder, request: Request) -> None:
         """Take a running request off: its KV goes to host memory or is given up, and it waits at its old rank."""
+        if not request.running:
+            raise PluginContractError(f"request {request.id!r} was preempted but is not running")
         plan.drop(request)
         held = [s for s in request.sequences if s.status is Status.OPEN]
         if self.options.preemption == "swap" and held and self.kv.suspend(held):

@@ -104,6 +104,7 @@ class FakeRunner(Runner):
 
     def __init__(self, kv: Allocator, *, eager: bool = False, failures: Mapping[int, FailurePoint] | None = None) -> None:
         self.stats = FakeStats()
+        self.plans: list[BatchPlan] = []  # all that were submitted
         self._kv = kv
         self._eager = eager
         self._failures = dict(failures or {})
@@ -121,6 +122,7 @@ class FakeRunner(Runner):
         """Take a snapshot of the step. Raises InjectedFailure if it shall fail here."""
         step = self.stats.steps
         self.stats.steps += 1
+        self.plans.append(plan)
         if len({chunk.sequence for chunk in plan.chunks}) < len(plan.chunks):
             raise FakeRunnerError("a sequence has two chunks in one plan")
         rows = [self._snapshot(step, number, chunk) for number, chunk in enumerate(plan.chunks)]

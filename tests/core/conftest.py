@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
-from octavo.core.descriptors import PoolShape
+from octavo.core.descriptors import PoolShape, SchedulerPlugin
 from octavo.core.kv import Allocator
 from octavo.core.options import SchedulerOptions
 from octavo.core.scheduling import Scheduler
+from octavo.core.testing.fake_runner import FailurePoint
 from octavo.core.testing.mad_scheduler import MadScheduler
 from octavo.core.testing.random_runs import CLASSES, MAX_MODEL_LEN, MAX_NUM_SEQS, Case
+from octavo.core.testing.rig import Rig
+from octavo.core.tokenizer import Tokenizer
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
 from octavo.plugins.schedulers.continuous import CONTINUOUS, ContinuousOptions
@@ -66,3 +70,31 @@ class Stacks:
 def stacks() -> Stacks:
     """All schedulers and allocators at hand."""
     return Stacks()
+
+
+def make_rig(
+    scheduler: SchedulerPlugin | Callable[[SchedulerOptions, Allocator], Scheduler] = CONTINUOUS,
+    *,
+    kv: Allocator | None = None,
+    slots: int = 512,
+    host: int = 0,
+    block_size: int = 4,
+    depth: int = 1,
+    failures: Mapping[int, FailurePoint] | None = None,
+    tokenizer: Tokenizer | None = None,
+    **options: Any,
+) -> Rig:
+    """An engine of that scheduler with those options on a paged pool (or `kv`)."""
+    kv = kv or PAGED.build(PagedOptions(block_size=block_size), _pool(slots, host))
+    options = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN} | options
+    if isinstance(scheduler, SchedulerPlugin):
+        policy = scheduler.build(scheduler.options(**options), kv, MAX_MODEL_LEN)
+    else:
+        policy = scheduler(SchedulerOptions(**options), kv)
+    return Rig(policy, kv, max_model_len=MAX_MODEL_LEN, depth=depth, failures=failures, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="session")
+def new_rig() -> Callable[..., Rig]:
+    """`make_rig`, for the tests of this folder."""
+    return make_rig
