@@ -28,7 +28,7 @@ class Rope:
 
 def _frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[torch.Tensor, float]:
     """Radians per position of each pair of dimensions, and the factor on cos and sin."""
-    wavelengths = rope["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float) / head_size)  # divided by 2 pi
+    wavelengths: torch.Tensor = rope["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float) / head_size)  # divided by 2 pi
     match rope["rope_type"]:
         case "linear":  # position interpolation (Chen et al. 2023)
             return 1.0 / wavelengths / rope["factor"], 1.0
@@ -44,7 +44,7 @@ def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     """Llama 3.1: slow frequencies are divided by `factor`, fast ones kept, those between interpolated."""
     turns = rope["original_max_position_embeddings"] / (2 * math.pi / frequencies)  # in the context of pretraining
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    fast = ((turns - low) / (high - low)).clamp(0, 1)
+    fast: torch.Tensor = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - fast) * frequencies / rope["factor"] + fast * frequencies
 
 
@@ -61,7 +61,7 @@ def _yarn(wavelengths: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     ramp = (torch.arange(size // 2, dtype=torch.float) - low) / ((high - low) or 0.001)
-    kept = 1 - ramp.clamp(0, 1)
+    kept: torch.Tensor = 1 - ramp.clamp(0, 1)
     return (1 / (rope["factor"] * wavelengths)) * (1 - kept) + (1 / wavelengths) * kept
 
 
