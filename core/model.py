@@ -63,8 +63,10 @@ class Ops(ABC):
         """Take over weight [out, in] and bias [out] of a linear."""
 
     @abstractmethod
-    def pack_gate_up(self, gate: torch.Tensor, up: torch.Tensor) -> Any:
-        """Take over the two weights [inner, in] that `swiglu` needs."""
+    def pack_gate_up(
+        self, gate: torch.Tensor, up: torch.Tensor, *, gate_bias: torch.Tensor | None = None, up_bias: torch.Tensor | None = None
+    ) -> Any:
+        """Take over the two weights [inner, in] that `swiglu` needs, and their biases [inner]: both or none."""
 
     @abstractmethod
     def packed_bytes(self, packed: Any) -> int:

@@ -1,0 +1,188 @@
+"""The model: embedding, blocks of attention and a gated MLP, RMS norms before each, LM head.
+
+Symbols: T tokens of a step, R rows whose logits are wanted, H query heads, G KV heads, D head size.
+Must not know: kernels, caches, requests, which device's ops it runs on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional as F
+
+from octavo.core.attention import LayerSpec
+from octavo.core.model import Attend, Model, Ops
+from octavo.plugins.models.llama.config import LlamaConfig
+from octavo.plugins.models.llama.rope import Rope
+from octavo.plugins.models.llama.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Weights of one layer; those typed Any are packed by the ops."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: Any  # hidden -> (H + 2 G) D
+    q_norm: torch.Tensor | None  # [D]
+    k_norm: torch.Tensor | None  # [D]
+    out: Any  # H D -> hidden
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Any  # hidden -> 2 inner
+    down: Any  # inner -> hidden
+
+
+class Llama(Model):
+    """Llama, SmolLM, Mistral, Qwen2, Qwen3: see `octavo.core.model.Model`."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        ops: Ops,
+        *,
+        embedding: torch.Tensor,
+        blocks: list[Block],
+        norm: torch.Tensor,
+        head: Any,
+        weight_bytes: int,
+    ) -> None:
+        shape = config.shape
+        self.shape = shape
+        self.dtype = embedding.dtype
+        self.device = embedding.device
+        self.layers = tuple(
+            LayerSpec(
+                index=index,
+                num_heads=shape.num_heads,
+                num_kv_heads=shape.num_kv_heads,
+                head_size_k=shape.head_size_k,
+                head_size_v=shape.head_size_v,
+                scale=shape.head_size_k**-0.5,
+                window=window,
+            )
+            for index, window in enumerate(shape.windows)
+        )
+        self._ops = ops
+        self._eps = config.rms_norm_eps
+        self._rope = Rope(config.rope, shape.head_size_k, self.device)
+        self._embedding = embedding  # [V, hidden]
+        self._blocks = blocks
+        self._norm = norm  # [hidden]
+        self._head = head  # hidden -> V
+        self._weight_bytes = weight_bytes
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        *,
+        logit_rows: torch.Tensor,
+        select: Literal["logits", "argmax"] = "logits",
+    ) -> torch.Tensor:
+        ops, eps = self._ops, self._eps
+        cos, sin = self._rope(positions)
+        x = F.embedding(input_ids, self._embedding)  # [T, hidden]
+        for index, block in enumerate(self._blocks):
+            q, k, v = self._qkv(ops.rms_norm(x, block.input_norm, eps), block, cos, sin)
+            x = ops.linear_add(attend(index, q, k, v).flatten(1), block.out, x)
+            x = ops.linear_add(ops.swiglu(ops.rms_norm(x, block.mlp_norm, eps), block.gate_up), block.down, x)
+        x = ops.rms_norm(x[logit_rows], self._norm, eps)  # [R, hidden]
+        return ops.argmax(x, self._head) if select == "argmax" else ops.linear(x, self._head)
+
+    def _qkv(self, x: torch.Tensor, block: Block, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [T, hidden] -> q [T, H, D], k and v [T, G, D]; q and k rotated."""
+        shape = self.shape
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        qkv = self._ops.linear(x, block.qkv).unflatten(1, (-1, shape.head_size_k))  # [T, H + 2 G, D]
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if block.q_norm is not None and block.k_norm is not None:
+            q = self._ops.rms_norm(qk[:, :heads], block.q_norm, self._eps)
+            k = self._ops.rms_norm(qk[:, heads:], block.k_norm, self._eps)
+            return self._ops.rope(q, cos, sin), self._ops.rope(k, cos, sin), v
+        qk = self._ops.rope(qk, cos, sin)
+        return qk[:, :heads], qk[:, heads:], v
+
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+
+def load(config: LlamaConfig, folder: Path, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> Llama:
+    """Build the model from the weights in `folder`, as `dtype` on `device`. Raises ModelSourceError: see `Weights`."""
+    weights = Weights(folder, dtype=dtype, device=device)
+    # Old checkpoints hold the frequencies of RoPE; some with tied embeddings hold the head all the same.
+    weights.check(_expected(config), ignored=("rotary_emb.inv_freq", *(("lm_head.weight",) if config.tied else ())))
+    size = 0
+
+    def pack(*names: str, bias: bool) -> Any:
+        nonlocal size
+        packed = ops.pack(
+            weights.load(*(f"{name}.weight" for name in names)), weights.load(*(f"{name}.bias" for name in names)) if bias else None
+        )
+        size += ops.packed_bytes(packed)
+        return packed
+
+    def plain(name: str) -> torch.Tensor:
+        nonlocal size
+        tensor = weights.load(f"{name}.weight")
+        size += tensor.nbytes
+        return tensor
+
+    def gate_up(mlp: str) -> Any:
+        nonlocal size
+        gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
+        biases = {"gate_bias": weights.load(f"{gate}.bias"), "up_bias": weights.load(f"{up}.bias")} if config.mlp_bias else {}
+        packed = ops.pack_gate_up(weights.load(f"{gate}.weight"), weights.load(f"{up}.weight"), **biases)
+        size += ops.packed_bytes(packed)
+        return packed
+
+    def block(prefix: str) -> Block:
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        return Block(
+            input_norm=plain(f"{prefix}.input_layernorm"),
+            qkv=pack(*(f"{attention}.{name}_proj" for name in "qkv"), bias=config.qkv_bias),
+            q_norm=plain(f"{attention}.q_norm") if config.qk_norm else None,
+            k_norm=plain(f"{attention}.k_norm") if config.qk_norm else None,
+            out=pack(f"{attention}.o_proj", bias=config.out_bias),
+            mlp_norm=plain(f"{prefix}.post_attention_layernorm"),
+            gate_up=gate_up(mlp),
+            down=pack(f"{mlp}.down_proj", bias=config.mlp_bias),
+        )
+
+    embedding = plain("model.embed_tokens")
+    blocks = [block(f"model.layers.{index}") for index in range(config.shape.num_layers)]
+    norm = plain("model.norm")
+    head = ops.pack(embedding) if config.tied else pack("lm_head", bias=False)
+    return Llama(config, ops, embedding=embedding, blocks=blocks, norm=norm, head=head, weight_bytes=size)
+
+
+def _expected(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint of this config holds."""
+    shape, hidden, inner = (config.shape, config.shape.hidden_size, config.intermediate_size)
+    q, kv = shape.num_heads * shape.head_size_k, shape.num_kv_heads * shape.head_size_k
+    vocabulary = (shape.vocab_size, hidden)
+    expected: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocabulary, "model.norm.weight": (hidden,)}
+    if not config.tied:
+        expected["lm_head.weight"] = vocabulary
+    linears = {
+        "self_attn.q_proj": (q, hidden, config.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, config.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, q, config.out_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config.qk_norm:
+        norms |= {"self_attn.q_norm": shape.head_size_k, "self_attn.k_norm": shape.head_size_k}
+    for index in range(shape.num_layers):
+        prefix = f"model.layers.{index}"
+        for name, (rows, columns, bias) in linears.items():
+            expected[f"{prefix}.{name}.weight"] = (rows, columns)
+            if bias:
+                expected[f"{prefix}.{name}.bias"] = (rows,)
+        expected |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
+    return expected
