@@ -35,7 +35,8 @@ def native_dtypes(device: torch.device) -> frozenset[str]:
     if device.type == "cuda":
         return frozenset({"float32", "float16"} | ({"bfloat16"} if torch.cuda.get_device_capability(device) >= (8, 0) else set()))
     if device.type == "cpu":
-        return frozenset({"float32"} | ({"bfloat16"} if torch.ops.mkldnn._is_mkldnn_bf16_device_supported() else set()))
+        found = torch.cpu.get_capabilities()  # avx512_bf16, amx_bf16, and Arm's
+        return frozenset({"float32"} | ({"bfloat16"} if any(on is True and name.endswith("bf16") for name, on in found.items()) else set()))
     return frozenset({"float32", "float16", "bfloat16"})
 
 

@@ -13,13 +13,15 @@ import torch
 
 from octavo.core.attention import Kernel, LayerCache
 from octavo.core.clock import Clock
+from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate
 from octavo.core.inputs import InputBuilder, StepInputs
 from octavo.core.kv import Allocator
 from octavo.core.model import Model
 from octavo.core.plan import BatchPlan, Chunk, Transfer
-from octavo.core.sampler import RowRequest, Sampler, SamplingRows
+from octavo.core.sampler import Candidates, Sampler
+from octavo.core.sampling_rows import RowRequest, SamplingRows
 
 
 def allocate_cache(kernel: Kernel, num_slots: int, device: torch.device, *, fill: float | None = None) -> list[LayerCache]:
@@ -59,7 +61,7 @@ class TorchRunner(Runner):
         self._depth = depth
         self._max_rows = max_rows
         self._kv = kv
-        self._sampler = Sampler(vocab_size=model.shape.vocab_size)
+        self._sampler = Sampler()
         self._recent = torch.zeros(depth * max_rows, dtype=torch.int64, device=model.device)
         self._steps = 0
         self._inputs = InputBuilder(kv, device=model.device, max_rows=max_rows, depth=depth)
@@ -110,7 +112,7 @@ class TorchRunner(Runner):
             handle.tokens = out
         else:
             sampled = self._sampler.sample(out, rows)
-            handle.tokens, handle.candidates = sampled.tokens, sampled.candidates
+            handle.tokens, handle.candidates = sampled.token_ids, sampled.candidates
         if self._depth > 1:
             self._remember(plan, handle.tokens, rows)
         self._steps += 1
@@ -159,7 +161,7 @@ class TorchHandle:
         self.transfers_done = False
         self.error: BaseException | None = None
         self.tokens: torch.Tensor | None = None  # [N] drawn ids
-        self.candidates: dict[int, list[Candidate]] = {}
+        self.candidates: Candidates | None = None
         self.seconds = seconds
         self._plan = plan
         self._clock = clock
@@ -180,8 +182,18 @@ class TorchHandle:
                 count = request.width if request.width > 1 and not request.forked else 1 + len(chunk.drafts)
             mine = drawn[at : at + count]
             at += count
+            if mine and min(mine) < 0:
+                raise EngineError(f"the model gave no finite logits for request {request.id!r}: its weights or KV hold NaN or infinity")
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
-        return StepResult(tokens=tokens, candidates=self.candidates, seconds=self.seconds)
+        return StepResult(tokens=tokens, candidates=self._candidates(), seconds=self.seconds)
+
+    def _candidates(self) -> dict[int, list[Candidate]]:
+        """The best tokens of each chunk of beams, by the chunk's index; such a chunk has one row of logits."""
+        if self.candidates is None:
+            return {}
+        beams = [index for index, chunk in enumerate(self._plan.chunks) if chunk.samples and chunk.sequence.request.beam_width]
+        ids, log_probs = self.candidates.token_ids.tolist(), self.candidates.log_probs.tolist()
+        return {index: list(zip(*row, strict=True)) for index, *row in zip(beams, ids, log_probs, strict=True)}
 
 
 def accepted(drafts: Seq[int], drawn: Seq[int]) -> int:
