@@ -52,8 +52,7 @@ class Filters(NamedTuple):
 class Sampler:
     """Stateless: what a request's next draw depends on travels in `SamplingRows`.
 
-    `prefilter`: on a CPU, top-k and top-p first look at so many of the likeliest tokens, which costs a seventh of a sort; a row that
-    these cannot decide is done again over the whole vocabulary.
+    `prefilter`: on a CPU, top-k and top-p first look at so many of the likeliest tokens, which costs a seventh of a sort.
     """
 
     def __init__(self, *, prefilter: int = 1024) -> None:
@@ -87,13 +86,15 @@ class Sampler:
         return _invert(mass.cumsum(-1, dtype=torch.float64), uniforms)
 
     def _draw_filtered(self, scaled: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torch.Tensor:
+        """Look at few of the likeliest tokens, then for the rows that they cannot decide at eight times as many, and so on."""
         vocab = scaled.shape[1]
-        if scaled.device.type != "cpu" or vocab <= self._prefilter:
+        width = self._prefilter if scaled.device.type == "cpu" else vocab  # on a device, looking whether it was enough would wait for it
+        if width >= vocab:
             return _draw_among(vocab, scaled, filters, uniforms)[0]
-        tokens, undecided = _draw_among(self._prefilter, scaled, filters, uniforms)
+        tokens, undecided = _draw_among(width, scaled, filters, uniforms)
         if undecided.any():
             rest = undecided.nonzero().squeeze(1)
-            tokens[rest] = _draw_among(vocab, scaled[rest], filters.take(rest), uniforms[rest])[0]
+            tokens[rest] = Sampler(prefilter=8 * width)._draw_filtered(scaled[rest], filters.take(rest), uniforms[rest])
         return tokens
 
 

@@ -42,27 +42,27 @@ def _frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[torch.Tensor,
 
 def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     """Llama 3.1: slow frequencies are divided by `factor`, fast ones kept, those between interpolated."""
-    turns = rope["original_max_position_embeddings"] / (2 * math.pi / frequencies)  # in the context of pretraining
+    turns: torch.Tensor = rope["original_max_position_embeddings"] / (2 * math.pi / frequencies)  # in the context of pretraining
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    fast: torch.Tensor = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - fast) * frequencies / rope["factor"] + fast * frequencies
+    fast = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (1 - fast) / rope["factor"] + frequencies * fast
 
 
 def _yarn(wavelengths: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     """YaRN (Peng et al. 2023), section 3.2: a ramp over the dimensions between interpolation and none."""
-    size, theta, context = (2 * len(wavelengths), rope["rope_theta"], rope["original_max_position_embeddings"])
+    size, theta, context = 2 * len(wavelengths), rope["rope_theta"], rope["original_max_position_embeddings"]
 
     def dimension(turns: float) -> float:
         """The dimension whose pair makes so many turns in the context of pretraining."""
         return size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = (dimension(rope.get("beta_fast") or 32), dimension(rope.get("beta_slow") or 1))
+    low, high = dimension(rope.get("beta_fast") or 32), dimension(rope.get("beta_slow") or 1)
     if rope.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     ramp = (torch.arange(size // 2, dtype=torch.float) - low) / ((high - low) or 0.001)
-    kept: torch.Tensor = 1 - ramp.clamp(0, 1)
-    return (1 / (rope["factor"] * wavelengths)) * (1 - kept) + (1 / wavelengths) * kept
+    kept = 1 - ramp.clamp(0, 1)
+    return wavelengths.mul(rope["factor"]).reciprocal() * (1 - kept) + wavelengths.reciprocal() * kept
 
 
 def _yarn_magnitude(rope: Mapping[str, Any]) -> float:
