@@ -42,10 +42,11 @@ def _frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[torch.Tensor,
 
 def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     """Llama 3.1: slow frequencies are divided by `factor`, fast ones kept, those between interpolated."""
-    turns: torch.Tensor = rope["original_max_position_embeddings"] / (2 * math.pi / frequencies)  # in the context of pretraining
+    turns = rope["original_max_position_embeddings"] / (2 * math.pi / frequencies)  # in the context of pretraining
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     fast = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (1 - fast) / rope["factor"] + frequencies * fast
+    mixed: torch.Tensor = (1 - fast) * frequencies / rope["factor"] + fast * frequencies
+    return mixed
 
 
 def _yarn(wavelengths: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
