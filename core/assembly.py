@@ -7,6 +7,7 @@ Must not know: any plugin by name.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -41,7 +42,7 @@ class LoadedModel:
     facts: Facts
     ops: Choice
     model: Model
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None: the folder has none, and prompts are token ids
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,12 +55,14 @@ class BuiltEngine:
     loaded: LoadedModel
 
 
-def load_model(registry: Registry, config: EngineConfig, *, report: Callable[[str], None] = logger.info) -> LoadedModel:
-    """Find the model's files, decide what the config left open, check the stack, then load the weights.
+def load_model(
+    registry: Registry, config: EngineConfig, *, source: ModelSource | None = None, report: Callable[[str], None] = logger.info
+) -> LoadedModel:
+    """Find the model's files (unless given), decide what the config left open, check the stack, then load the weights.
 
     Raises ModelSourceError, ConfigError and its children; nothing large is loaded before the stack is known to run.
     """
-    source = resolve_source(config.source, report=report)
+    source = source or resolve_source(config.source, report=report)
     report(f"model {source.name}: {source.origin}")
     choice = choose_model(registry, config.model, source.config)
     shape = cast(ModelPlugin, choice.plugin).describe(source.config)
@@ -77,7 +80,7 @@ def load_model(registry: Registry, config: EngineConfig, *, report: Callable[[st
         facts=facts,
         ops=stack.ops,
         model=model,
-        tokenizer=Tokenizer.from_folder(source.path),
+        tokenizer=Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None,
     )
 
 
@@ -123,14 +126,14 @@ def build_engine(
         ),
     )
     scheduler = cast(SchedulerPlugin, stack.scheduler.plugin).build(options, kv, max_model_len)
-    runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs)
+    runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, fill=math.nan if settings.debug else None)
     engine = Engine(
         scheduler=scheduler,
         kv=kv,
         runner=runner,
         max_model_len=max_model_len,
         vocab_size=loaded.shape.vocab_size,
-        eos_token_ids=loaded.tokenizer.eos_token_ids,
+        eos_token_ids=loaded.tokenizer.eos_token_ids if loaded.tokenizer is not None else (),
         tokenizer=loaded.tokenizer,
         clock=clock,
         seed=settings.seed,

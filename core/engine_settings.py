@@ -40,7 +40,7 @@ class EngineSettings(PluginOptions):
     kv_dtype: Annotated[Dtype, BeforeValidator(_refuse_quantised)] = Field("auto", description="of the KV cache; auto: as dtype")
     device: str = Field("auto", pattern=r"^[a-z]+(:\d+)?$", description="auto, cpu, cuda, cuda:1, ...")
     seed: int = Field(0, ge=0, description="of the random numbers of requests that bring no seed")
-    debug: bool = Field(False, description="check the allocator's invariants after each step; slow")
+    debug: bool = Field(False, description="check invariants after each step and fill unwritten KV with NaN; slow")
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:

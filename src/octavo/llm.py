@@ -22,6 +22,7 @@ from octavo.core.flat_settings import from_flat
 from octavo.core.outputs import RequestOutput
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
 """Text, or a mapping with `prompt` or `prompt_token_ids` and, if wanted, `priority`, `class` and `user` of its own."""
@@ -172,10 +173,16 @@ class LLM:
             if engine.wait_until is not None:
                 engine.clock.sleep_until(engine.wait_until)
 
-    def _prompt(self, prompt: object) -> _Prompt:
+    @property
+    def _tokenizer(self) -> Tokenizer:
         tokenizer = self.built.loaded.tokenizer
+        if tokenizer is None:
+            raise RequestError(f"{self.built.loaded.source.path} has no tokenizer.json: give prompt_token_ids", field="prompt")
+        return tokenizer
+
+    def _prompt(self, prompt: object) -> _Prompt:
         if isinstance(prompt, str):
-            return _Prompt(tokenizer.encode(prompt), prompt, {})
+            return _Prompt(self._tokenizer.encode(prompt), prompt, {})
         if not isinstance(prompt, Mapping):
             raise RequestError(
                 f"a prompt is text or a mapping like {{'prompt_token_ids': [1, 2]}}, not {type(prompt).__name__}", field="prompt"
@@ -189,14 +196,14 @@ class LLM:
             raise RequestError("a prompt's mapping needs exactly one of 'prompt' and 'prompt_token_ids'", field="prompt")
         own = {key: prompt[key] for key in ("priority", "class", "user") if key in prompt}
         if "prompt" in prompt:
-            return _Prompt(tokenizer.encode(prompt["prompt"]), prompt["prompt"], own)
+            return _Prompt(self._tokenizer.encode(prompt["prompt"]), prompt["prompt"], own)
         ids = prompt["prompt_token_ids"]
         if not isinstance(ids, Sequence) or isinstance(ids, str) or not all(type(token) is int for token in ids):
             raise RequestError("prompt_token_ids must be a list of whole numbers", field="prompt_token_ids")
         return _Prompt(list(ids), None, own)
 
     def _conversation(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None) -> _Prompt:
-        tokenizer = self.built.loaded.tokenizer
+        tokenizer = self._tokenizer
         ids = tokenizer.encode_chat(messages, tools=tools)
         return _Prompt(ids, tokenizer.render_chat(messages, tools=tools), {})
 

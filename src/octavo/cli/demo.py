@@ -12,6 +12,7 @@ from octavo.cli import COMMANDS
 from octavo.cli.settings import add_config_arguments, config_from, say
 from octavo.core.assembly import build_engine, load_model
 from octavo.core.compat import reports
+from octavo.core.errors import RequestError
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.llm import LLM
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
             print(piece.outputs[0].text, end="", flush=True)
     print("\n")
 
+    if loaded.tokenizer is None:
+        raise RequestError(f"{loaded.source.path} has no tokenizer.json, which the demo's prompts need", field="prompt")
     prompts, lengths = [loaded.tokenizer.encode(text) for text in PROMPTS], list(PROMPTS.values())
     reference = reference_tokens(loaded, prompts, lengths)
     expected = list(tqdm(reference, total=len(prompts), desc="transformers generate, for comparison", unit="prompt"))

@@ -1,0 +1,88 @@
+"""The same tokens, whatever the stack: each equals transformers' greedy `generate`, in fp32.
+
+Over every stack that runs x family x alone or batched x cold or warm x ample pool or one that preempts x block size. A pairwise covering
+array runs always, the whole product under `make test-all`. Unwritten KV is NaN, and invariants are checked after each step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from allpairspy import AllPairs
+
+from octavo.core.assembly import build_engine
+from octavo.core.config import load_config
+from octavo.core.errors import IncompatibleStackError
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.stack import Stack
+from octavo.llm import LLM
+from tests.matrix.stacks import REGISTRY, Steps, build, generate, loaded, settings, stack_reports
+from tests.models import FAMILIES, NEW_TOKENS, PROMPTS, reference_tokens, tiny
+
+MAX_MODEL_LEN = 64  # the longest prompt and its answer need 57
+POOLS = {"ample": 1024, "tiny": MAX_MODEL_LEN}
+REPORTS = stack_reports(tiny("llama_gqa"))
+STACKS = {str(report.stack): report.stack for report in REPORTS if report.runs}
+AXES: list[list[Any]] = [list(STACKS), list(FAMILIES), ["alone", "batched"], list(POOLS), [1, 4, 16]]
+
+
+def check(name: str, family: str, company: str, pool: str, block_size: int) -> Steps:
+    """Cold and then warm, this stack gives transformers' tokens and leaves nothing behind."""
+    folder, params = tiny(family), SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    expected = reference_tokens(folder, PROMPTS, NEW_TOKENS)
+    steps = Steps()
+    options = {"max_model_len": MAX_MODEL_LEN, "num_kv_slots": POOLS[pool], "max_num_seqs": len(PROMPTS), "block_size": block_size}
+    with LLM.from_built(build(folder, STACKS[name], **options)) as llm:
+        llm.engine.observers.add(steps)
+        for _ in ("cold", "warm"):
+            batches = [PROMPTS] if company == "batched" else [(prompt,) for prompt in PROMPTS]
+            outputs = [output for batch in batches for output in generate(llm, batch, params)]
+            assert tuple(tuple(output.outputs[0].token_ids) for output in outputs) == expected
+            usage = llm.engine.kv.usage()
+            assert usage.filled == usage.held == 0
+    return steps
+
+
+@pytest.mark.parametrize(("name", "family", "company", "pool", "block_size"), [tuple(case) for case in AllPairs(AXES)])
+def test_tokens_equal_transformers(name: str, family: str, company: str, pool: str, block_size: int) -> None:
+    """A pairwise covering array of all axes."""
+    check(name, family, company, pool, block_size)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "family"), list(itertools.product(STACKS, FAMILIES)))
+def test_tokens_equal_transformers_in_full(name: str, family: str) -> None:
+    """The whole product."""
+    for rest in itertools.product(*AXES[2:]):
+        check(name, family, *rest)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_the_tiny_pool_preempts(block_size: int) -> None:
+    """With blocks handed out as sequences grow, the tiny pool runs dry: the tokens above were right through preemptions."""
+    growing = [name for name, stack in STACKS.items() if stack.scheduler.name == "continuous" and stack.allocator.name == "paged"]
+    assert growing
+    for name in growing:
+        assert check(name, "llama_gqa", "batched", "tiny", block_size).preemptions > 0
+
+
+@pytest.mark.parametrize("report", [report for report in REPORTS if not report.runs], ids=lambda report: str(report.stack))
+def test_the_other_stacks_say_why(report: Any) -> None:
+    """A stack that cannot run raises with all its problems; none is passed over in silence."""
+    stack: Stack = report.stack
+    config = load_config(REGISTRY, environ={}, overrides=settings(stack, max_model_len=MAX_MODEL_LEN, num_kv_slots=64))
+    with pytest.raises(IncompatibleStackError) as error:
+        build_engine(REGISTRY, config, loaded(tiny("llama_gqa"), "llama", "torch"))
+    for problem in report.problems:
+        assert problem in str(error.value)
+
+
+def test_every_installed_plugin_is_in_some_stack_that_runs() -> None:
+    """No plugin of the table is there for show: each is part of a stack that runs here, or its refusal names what it needs."""
+    for kind in ("scheduler", "allocator", "kernel", "ops"):
+        running = {stack.names[kind] for stack in STACKS.values()}
+        for missing in set(REGISTRY.names(kind)) - running:
+            reasons = [problem for report in REPORTS if report.stack.names[kind] == missing for problem in report.problems]
+            assert any("needs" in reason for reason in reasons), missing
