@@ -11,13 +11,14 @@ import functools
 import json
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 
 from octavo.core.model import Model
+from octavo.core.sources import ModelSource
 from octavo.plugins.models.llama import LlamaOptions, build
 from octavo.plugins.ops.torch_ops.ops import TorchOps
 
@@ -64,7 +65,7 @@ FAMILIES = tuple(_FAMILIES)
 def tiny(family: str, *, seed: int | None = None, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
     """Folder of a tiny model of this family (one of FAMILIES), made once a session; `overrides` are entries of its config.
 
-    It has no tokenizer, and its generation_config.json names no end-of-sequence token: requests end at max_tokens.
+    Its first 256 tokens are bytes, the others words that only decoding uses. No token ends a sequence: requests end at max_tokens.
     """
     return _tiny(family, _FAMILIES[family][2] if seed is None else seed, dtype, json.dumps(overrides, sort_keys=True))
 
@@ -90,12 +91,24 @@ def _tiny(family: str, seed: int, dtype: torch.dtype, overrides: str) -> Path:
     session = Path(_SESSION.name)
     folder = session / f"{family}-{len(list(session.iterdir()))}"
     model.to(dtype).save_pretrained(folder)
+    _tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"))
     return folder
+
+
+def _tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = [f"Ġw{token_id}" for token_id in range(len(alphabet), vocab_size)]  # Ġ is how a byte-level tokenizer writes a space
+    tokens = {token: token_id for token_id, token in enumerate([*alphabet, *words][:vocab_size])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(tokens, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
 
 
 def load(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
     """The folder's model as the llama plugin builds it, on the CPU with torch ops."""
-    source: Any = SimpleNamespace(path=folder, config=json.loads((folder / "config.json").read_text()))
+    config = json.loads((folder / "config.json").read_text())
+    source = ModelSource(name=folder.name, path=folder, origin="a test", revision="local", config=config, generation_config={})
     return build(source, LlamaOptions(), TorchOps(), dtype=dtype, device=torch.device("cpu"))
 
 

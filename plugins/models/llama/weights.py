@@ -77,12 +77,13 @@ class Weights:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that hold the weights: those of the index where there is one, else the single file."""
+    """The files that hold the weights: those of the index where there is one, else the usual single file, else all there are."""
     index = folder / _INDEX
     if not index.exists():
-        if not (folder / _SINGLE).exists():
-            raise ModelSourceError(f"{folder} has neither {_SINGLE} nor {_INDEX}: weights are read from safetensors only")
-        return [folder / _SINGLE]
+        found = [folder / _SINGLE] if (folder / _SINGLE).exists() else sorted(folder.glob("*.safetensors"))
+        if not found:
+            raise ModelSourceError(f"{folder} has no safetensors file: weights are read from no other format")
+        return found
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
