@@ -1,8 +1,8 @@
 """Turn a GGUF file into a Hugging Face folder, and other tokenizer files into `tokenizer.json`, through transformers.
 
 transformers knows the tensor names and quantisations of every architecture, so no list of them stands here. What it
-leaves undone for a GGUF file is done here: the pre-tokenizer of vocabularies with single digits, all ids that end an
-answer, constants stored as 32-bit floats, and the notes that would make the saved folder claim to be quantised still.
+leaves undone for a GGUF file is done here: the pre-tokenizer of vocabularies with single digits, special tokens and all
+ids that end an answer, constants stored as 32-bit floats, and the notes that would make the saved folder claim to be quantised still.
 
 Must not know: the network, the cache's layout, the catalogue. Imports torch and transformers inside its functions.
 """
@@ -88,11 +88,13 @@ def _convert_weights(alone: Path, folder: Path, *, header: GGUFHeader) -> None:
 
 
 def _convert_tokenizer(alone: Path, folder: Path, *, header: GGUFHeader, report: Report) -> None:
-    from tokenizers import pre_tokenizers
+    from tokenizers import decoders, pre_tokenizers
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
     backend = tokenizer.backend_tokenizer
+    if header.tokenizer_kind == "gpt2":
+        backend.decoder = decoders.ByteLevel()  # older transformers put SentencePiece's in front, which eats a leading space
     if header.pre_tokenizer in DIGIT_SPLITS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -102,6 +104,9 @@ def _convert_tokenizer(alone: Path, folder: Path, *, header: GGUFHeader, report:
             f"how this model splits text ({header.pre_tokenizer or 'unnamed'}) is not known, GPT-2's way is taken: "
             "answers may suffer. The model's original folder has the right tokenizer.json."
         )
+    for role, token_id in (("bos", header.bos_id), ("eos", next(iter(header.end_ids), None)), ("pad", header.pad_id), ("unk", header.unk_id)):
+        if token_id is not None:
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token_id))
     config = AutoConfig.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
     longest = getattr(config, "max_position_embeddings", None)
     if longest:

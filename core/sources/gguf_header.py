@@ -30,6 +30,8 @@ class GGUFHeader:
     end_ids: tuple[int, ...]
     bos_id: int | None
     pad_id: int | None
+    unk_id: int | None
+    tokenizer_kind: str | None  # "gpt2" for byte-level BPE, "llama" for SentencePiece
     pre_tokenizer: str | None
 
 
@@ -70,6 +72,8 @@ def read_header(path: Path) -> GGUFHeader:
         end_ids=tuple(dict.fromkeys(i for i in map(token, _END_KEYS) if i is not None)),
         bos_id=token("bos"),
         pad_id=token("padding"),
+        unk_id=token("unknown"),
+        tokenizer_kind=_text(fields.get("tokenizer.ggml.model")),
         pre_tokenizer=_text(fields.get("tokenizer.ggml.pre")),
     )
 
