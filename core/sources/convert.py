@@ -10,6 +10,7 @@ Must not know: the network, the cache's layout, the catalogue. Imports torch and
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import struct
 from collections.abc import Iterator
@@ -50,6 +51,12 @@ def convert_gguf(gguf_file: Path, folder: Path, *, report: Report) -> None:
 def make_tokenizer(source: Path, folder: Path, *, trust_remote_code: bool, report: Report) -> None:
     """Write `tokenizer.json` into `folder` from whatever tokenizer files `source` has (tokenizer.model, vocab and merges)."""
     report(f"making tokenizer.json from the other tokenizer files in {source}, once")
+    if (source / "tokenizer.model").is_file():
+        # Without these transformers tries the file as another format and asks for that one's package.
+        needed = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+        missing = [package for module, package in needed.items() if not _is_installed(module)]
+        if missing:
+            raise ModelSourceError(f"{source / 'tokenizer.model'} needs more to be converted: pip install {' '.join(missing)}")
     with _explained(f"the tokenizer in {source}"):
         from transformers import AutoTokenizer
 
@@ -104,7 +111,12 @@ def _convert_tokenizer(alone: Path, folder: Path, *, header: GGUFHeader, report:
             f"how this model splits text ({header.pre_tokenizer or 'unnamed'}) is not known, GPT-2's way is taken: "
             "answers may suffer. The model's original folder has the right tokenizer.json."
         )
-    for role, token_id in (("bos", header.bos_id), ("eos", next(iter(header.end_ids), None)), ("pad", header.pad_id), ("unk", header.unk_id)):
+    for role, token_id in (
+        ("bos", header.bos_id),
+        ("eos", next(iter(header.end_ids), None)),
+        ("pad", header.pad_id),
+        ("unk", header.unk_id),
+    ):
         if token_id is not None:
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token_id))
     config = AutoConfig.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
@@ -129,6 +141,13 @@ def _explained(what: str) -> Iterator[None]:
         if "os error 28" in str(error):  # the safetensors library reports a full disk as text
             raise OSError(errno.ENOSPC, "No space left on device") from error
         raise ModelSourceError(f"{what} cannot be converted: {type(error).__name__}: {error}") from error
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent package
+        return False
 
 
 def _shortest(value: float) -> float:

@@ -36,21 +36,20 @@ def download(hub_id: str, *, listing: Listing, staging: Path) -> None:
     # The probe tried plain HTTP; the chunk protocol's own hosts may be blocked where that works.
     environment = {"HF_HUB_DISABLE_XET": "1", **os.environ}
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-P", str(script), json.dumps(task)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=None if terminal else subprocess.DEVNULL,  # the client's progress bars
         env=environment,
         text=True,
-    )
-    try:
-        _watch(child, received=lambda: _size(staging))
-        output, _ = child.communicate()
-    finally:
-        if child.poll() is None:
+    ) as child:
+        try:
+            _watch(child, received=lambda: _size(staging))
+            output, _ = child.communicate()
+        except BaseException:
             child.kill()
-            child.wait()
+            raise
     if child.returncode:
         raise ModelSourceError(f"fetching {hub_id} from the hub failed: {output.strip() or f'exit status {child.returncode}'}")
 

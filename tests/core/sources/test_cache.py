@@ -182,7 +182,7 @@ def test_a_full_disk_or_a_missing_permission_names_the_place(tmp_path: Path, mon
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(convert, "_convert_weights", fail_in_rust)
-    with pytest.raises(ModelSourceError, match="cannot write .*gguf.*: No space left on device"):
+    with pytest.raises(ModelSourceError, match=r"cannot write .*gguf.*: No space left on device"):
         resolve(file)
 
 

