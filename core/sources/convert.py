@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import ModelSourceError
-from octavo.core.sources.cache import Report
+from octavo.core.sources.cache import NO_ROOM, Report
 from octavo.core.sources.gguf_header import DIGIT_SPLITS, GPT2_SPLITS, GGUFHeader, read_header
 
 CONVERSION = 1  # raised when this file changes what comes out, so that old cached folders are not used
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _NOTES = ("_name_or_path", "_model_name_or_path", "quantization_config", "is_local", "local_files_only")
 
 
@@ -136,7 +135,7 @@ def _explained(what: str) -> Iterator[None]:
     except ImportError as error:
         raise ModelSourceError(f"{what} cannot be converted: {error} Install what it names.") from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise
         if "os error 28" in str(error):  # the safetensors library reports a full disk as text
             raise OSError(errno.ENOSPC, "No space left on device") from error

@@ -7,7 +7,6 @@ Must not know: torch, transformers, the cache.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,14 +77,13 @@ def read_header(path: Path) -> GGUFHeader:
     )
 
 
-def file_sha256(path: Path, *, progress: Callable[[int], object] = lambda _: None) -> str:
-    """The file's SHA-256 in hex; `progress` is told the bytes of each piece."""
+def file_sha256(path: Path) -> str:
+    """The file's SHA-256 in hex."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             while piece := file.read(1 << 22):
                 digest.update(piece)
-                progress(len(piece))
     except OSError as error:
         raise ModelSourceError(f"{path} cannot be read: {error.strerror}") from error
     return digest.hexdigest()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import ModelSourceError
+from octavo.core.sources.cache import NO_ROOM
 from octavo.core.sources.hub_probe import Listing, endpoint
 
 STALL_S = 30.0
@@ -51,7 +52,10 @@ def download(hub_id: str, *, listing: Listing, staging: Path) -> None:
             child.kill()
             raise
     if child.returncode:
-        raise ModelSourceError(f"fetching {hub_id} from the hub failed: {output.strip() or f'exit status {child.returncode}'}")
+        failure = json.loads(output) if output else {"reason": f"exit status {child.returncode}"}
+        if failure.get("errno") in NO_ROOM:
+            raise OSError(failure["errno"], os.strerror(failure["errno"]), failure["filename"] or str(staging))
+        raise ModelSourceError(f"fetching {hub_id} from the hub failed: {failure['reason']}")
 
 
 def _watch(child: subprocess.Popen[Any], *, received: Callable[[], int]) -> None:

@@ -22,6 +22,7 @@ from octavo.core.sources import local, resolve
 def half(file, folder, *, report):
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "model.safetensors").write_bytes(b"half")
+    (folder / "stray").write_bytes(b"")
     print("half made", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 local.convert_gguf = half
@@ -66,6 +67,7 @@ def test_a_conversion_killed_half_way_is_never_used(write_gguf, tmp_path: Path, 
     assert [path for path in left if path.suffix == ".partial"]
     found = resolve(file)
     assert (found.path / "model.safetensors").stat().st_size > 10_000
+    assert not (found.path / "stray").exists()
     assert [path for path in (octavo_home / "gguf").iterdir() if path.suffix == ".partial"] == []
 
 

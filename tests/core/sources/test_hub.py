@@ -225,6 +225,18 @@ def test_a_download_that_stalls_is_ended(hub, tiny_model: Path, monkeypatch) -> 
     assert f"the hub at {hub.address} sent nothing for" in failure()
 
 
+def test_a_full_disk_while_downloading_names_the_place(hub, tiny_model: Path, tmp_path: Path, octavo_home: Path, monkeypatch) -> None:
+    """The child's operating-system error arrives as one, with the advice that a full cache gets."""
+    hub.serve(HUB_ID, tiny_model)
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "huggingface_hub.py").write_text(
+        "def snapshot_download(*args, **options):\n    raise OSError(28, 'No space left on device', options['local_dir'] + '/x')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    place = octavo_home / "hub" / "someone--tiny-llama" / f".{COMMIT}.partial" / "x"
+    assert f"cannot write {place}: No space left on device. Make room" in failure()
+
+
 @pytest.mark.parametrize(
     ("name", "valid"),
     [("a/b", True), ("Qwen/Qwen2.5-0.5B", True), ("a", False), ("a/b/c", False), ("../b", False), ("a/..", False), ("a b/c", False)],

