@@ -52,7 +52,7 @@ def download(hub_id: str, *, listing: Listing, staging: Path) -> None:
             child.kill()
             raise
     if child.returncode:
-        failure = json.loads(output) if output else {"reason": f"exit status {child.returncode}"}
+        failure: dict[str, Any] = json.loads(output) if output else {"reason": f"exit status {child.returncode}"}
         if failure.get("errno") in NO_ROOM:
             raise OSError(failure["errno"], os.strerror(failure["errno"]), failure["filename"] or str(staging))
         raise ModelSourceError(f"fetching {hub_id} from the hub failed: {failure['reason']}")
