@@ -14,6 +14,7 @@ Must not know: what a model is.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ from octavo.core.errors import ModelSourceError
 
 LOCK_WAIT_S = 3600.0  # another process may be fetching many gigabytes
 LOCK_REPORT_S = 15.0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)  # what `writing` has advice for
 ABANDONED_S = 24 * 3600.0  # a partial download of another model is kept this long, so that it can go on
 
 _PROVENANCE = "octavo.json"

@@ -1,8 +1,8 @@
 """Turn a GGUF file into a Hugging Face folder, and other tokenizer files into `tokenizer.json`, through transformers.
 
 transformers knows the tensor names and quantisations of every architecture, so no list of them stands here. What it
-leaves undone for a GGUF file is done here: the pre-tokenizer of vocabularies with single digits, all ids that end an
-answer, constants stored as 32-bit floats, and the notes that would make the saved folder claim to be quantised still.
+leaves undone for a GGUF file is done here: the pre-tokenizer of vocabularies with single digits, special tokens and all
+ids that end an answer, constants stored as 32-bit floats, and the notes that would make the saved folder claim to be quantised still.
 
 Must not know: the network, the cache's layout, the catalogue. Imports torch and transformers inside its functions.
 """
@@ -10,6 +10,7 @@ Must not know: the network, the cache's layout, the catalogue. Imports torch and
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import struct
 from collections.abc import Iterator
@@ -18,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import ModelSourceError
-from octavo.core.sources.cache import Report
+from octavo.core.sources.cache import NO_ROOM, Report
 from octavo.core.sources.gguf_header import DIGIT_SPLITS, GPT2_SPLITS, GGUFHeader, read_header
 
 CONVERSION = 1  # raised when this file changes what comes out, so that old cached folders are not used
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _NOTES = ("_name_or_path", "_model_name_or_path", "quantization_config", "is_local", "local_files_only")
 
 
@@ -50,6 +50,12 @@ def convert_gguf(gguf_file: Path, folder: Path, *, report: Report) -> None:
 def make_tokenizer(source: Path, folder: Path, *, trust_remote_code: bool, report: Report) -> None:
     """Write `tokenizer.json` into `folder` from whatever tokenizer files `source` has (tokenizer.model, vocab and merges)."""
     report(f"making tokenizer.json from the other tokenizer files in {source}, once")
+    if (source / "tokenizer.model").is_file():
+        # Without these transformers tries the file as another format and asks for that one's package.
+        needed = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+        missing = [package for module, package in needed.items() if not _is_installed(module)]
+        if missing:
+            raise ModelSourceError(f"{source / 'tokenizer.model'} needs more to be converted: pip install {' '.join(missing)}")
     with _explained(f"the tokenizer in {source}"):
         from transformers import AutoTokenizer
 
@@ -88,11 +94,13 @@ def _convert_weights(alone: Path, folder: Path, *, header: GGUFHeader) -> None:
 
 
 def _convert_tokenizer(alone: Path, folder: Path, *, header: GGUFHeader, report: Report) -> None:
-    from tokenizers import pre_tokenizers
+    from tokenizers import decoders, pre_tokenizers
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
     backend = tokenizer.backend_tokenizer
+    if header.tokenizer_kind == "gpt2":
+        backend.decoder = decoders.ByteLevel()  # older transformers put SentencePiece's in front, which eats a leading space
     if header.pre_tokenizer in DIGIT_SPLITS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -102,6 +110,14 @@ def _convert_tokenizer(alone: Path, folder: Path, *, header: GGUFHeader, report:
             f"how this model splits text ({header.pre_tokenizer or 'unnamed'}) is not known, GPT-2's way is taken: "
             "answers may suffer. The model's original folder has the right tokenizer.json."
         )
+    for role, token_id in (
+        ("bos", header.bos_id),
+        ("eos", next(iter(header.end_ids), None)),
+        ("pad", header.pad_id),
+        ("unk", header.unk_id),
+    ):
+        if token_id is not None:
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token_id))
     config = AutoConfig.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
     longest = getattr(config, "max_position_embeddings", None)
     if longest:
@@ -119,11 +135,18 @@ def _explained(what: str) -> Iterator[None]:
     except ImportError as error:
         raise ModelSourceError(f"{what} cannot be converted: {error} Install what it names.") from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise
         if "os error 28" in str(error):  # the safetensors library reports a full disk as text
             raise OSError(errno.ENOSPC, "No space left on device") from error
         raise ModelSourceError(f"{what} cannot be converted: {type(error).__name__}: {error}") from error
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent package
+        return False
 
 
 def _shortest(value: float) -> float:

@@ -7,7 +7,6 @@ Must not know: torch, transformers, the cache.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +29,8 @@ class GGUFHeader:
     end_ids: tuple[int, ...]
     bos_id: int | None
     pad_id: int | None
+    unk_id: int | None
+    tokenizer_kind: str | None  # "gpt2" for byte-level BPE, "llama" for SentencePiece
     pre_tokenizer: str | None
 
 
@@ -70,18 +71,19 @@ def read_header(path: Path) -> GGUFHeader:
         end_ids=tuple(dict.fromkeys(i for i in map(token, _END_KEYS) if i is not None)),
         bos_id=token("bos"),
         pad_id=token("padding"),
+        unk_id=token("unknown"),
+        tokenizer_kind=_text(fields.get("tokenizer.ggml.model")),
         pre_tokenizer=_text(fields.get("tokenizer.ggml.pre")),
     )
 
 
-def file_sha256(path: Path, *, progress: Callable[[int], object] = lambda _: None) -> str:
-    """The file's SHA-256 in hex; `progress` is told the bytes of each piece."""
+def file_sha256(path: Path) -> str:
+    """The file's SHA-256 in hex."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             while piece := file.read(1 << 22):
                 digest.update(piece)
-                progress(len(piece))
     except OSError as error:
         raise ModelSourceError(f"{path} cannot be read: {error.strerror}") from error
     return digest.hexdigest()

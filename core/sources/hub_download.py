@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import ModelSourceError
+from octavo.core.sources.cache import NO_ROOM
 from octavo.core.sources.hub_probe import Listing, endpoint
 
 STALL_S = 30.0
@@ -36,23 +37,25 @@ def download(hub_id: str, *, listing: Listing, staging: Path) -> None:
     # The probe tried plain HTTP; the chunk protocol's own hosts may be blocked where that works.
     environment = {"HF_HUB_DISABLE_XET": "1", **os.environ}
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-P", str(script), json.dumps(task)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=None if terminal else subprocess.DEVNULL,  # the client's progress bars
         env=environment,
         text=True,
-    )
-    try:
-        _watch(child, received=lambda: _size(staging))
-        output, _ = child.communicate()
-    finally:
-        if child.poll() is None:
+    ) as child:
+        try:
+            _watch(child, received=lambda: _size(staging))
+            output, _ = child.communicate()
+        except BaseException:
             child.kill()
-            child.wait()
+            raise
     if child.returncode:
-        raise ModelSourceError(f"fetching {hub_id} from the hub failed: {output.strip() or f'exit status {child.returncode}'}")
+        failure: dict[str, Any] = json.loads(output) if output else {"reason": f"exit status {child.returncode}"}
+        if failure.get("errno") in NO_ROOM:
+            raise OSError(failure["errno"], os.strerror(failure["errno"]), failure["filename"] or str(staging))
+        raise ModelSourceError(f"fetching {hub_id} from the hub failed: {failure['reason']}")
 
 
 def _watch(child: subprocess.Popen[Any], *, received: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""Child process of `hub.py`: download the files named in the JSON of the first argument, and print why that failed.
+"""Child process of `hub.py`: download the files named in the JSON of the first argument, and print why that failed, as JSON.
 
 Run as a script, so that it starts without the rest of Octavo. Progress bars go to stderr.
 """
@@ -21,8 +21,9 @@ def main() -> int:
             allow_patterns=task["allow_patterns"],
             endpoint=task["endpoint"],
         )
-    except Exception as error:  # every failure becomes one line for the parent
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    except Exception as error:  # the parent says what it means for the user
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(json.dumps({"reason": reason, "errno": getattr(error, "errno", None), "filename": getattr(error, "filename", None)}))
         return 1
     return 0
 

@@ -92,7 +92,7 @@ def _from_folder(path: Path, *, name: str, trust_remote_code: bool, report: Repo
             for file in path.iterdir():
                 if file.is_file():
                     (staging / file.name).symlink_to(file.resolve())
-            make_tokenizer(staging, staging, trust_remote_code=trust_remote_code, report=report)
+            make_tokenizer(path, staging, trust_remote_code=trust_remote_code, report=report)
 
     folder = home() / "tokenizers" / key
     obtain(folder, build, check=check, report=report)

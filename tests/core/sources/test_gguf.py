@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.core.errors import ModelSourceError
-from octavo.core.sources import resolve
-from octavo.core.sources.convert import _shortest
+from octavo.core.sources import convert, resolve
 
 TEXTS = ["the capital of the land", "안녕하세요, 세계", "🙂👩‍👩‍👧 ok", "def f(x):\n\treturn  x+1", "  1 23   456x", "a\u0301 ½ ²"]
 
@@ -147,18 +147,26 @@ def test_several_gguf_files_in_a_folder_need_a_choice(write_gguf, tmp_path: Path
 
 def test_constants_get_their_short_decimals_back() -> None:
     """GGUF stores 32-bit floats; a double that is no 32-bit float is left alone."""
-    assert _shortest(9.999999747378752e-06) == 1e-05
-    assert _shortest(0.1) == 0.1
-    assert _shortest(10000.0) == 10000.0
+    assert convert._shortest(9.999999747378752e-06) == 1e-05
+    assert convert._shortest(0.1) == 0.1
+    assert convert._shortest(10000.0) == 10000.0
 
 
-def test_a_tokenizer_model_becomes_tokenizer_json_beside_links(tiny_model: Path, tmp_path: Path, octavo_home: Path) -> None:
-    """A folder with vocab and merges alone is left as it is; a cached one links to it and adds tokenizer.json."""
+@pytest.fixture
+def without_tokenizer_json(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with neither tokenizer.json nor a tokenizer's config."""
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    return folder
+
+
+def test_vocab_and_merges_become_tokenizer_json_beside_links(tiny_model: Path, without_tokenizer_json: Path, octavo_home: Path) -> None:
+    """The user's folder is left as it is; a cached one links to its files and adds tokenizer.json."""
     from tokenizers import Tokenizer
 
-    folder = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
-    spec = json.loads((folder / "tokenizer.json").read_text())["model"]
-    (folder / "tokenizer.json").unlink()
+    folder = without_tokenizer_json
+    spec = json.loads((tiny_model / "tokenizer.json").read_text())["model"]
     (folder / "vocab.json").write_text(json.dumps(spec["vocab"]))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(merge) for merge in spec["merges"]))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
@@ -167,6 +175,44 @@ def test_a_tokenizer_model_becomes_tokenizer_json_beside_links(tiny_model: Path,
     assert sorted(path.name for path in folder.iterdir()) == before
     assert found.path.parent == octavo_home / "tokenizers"
     assert (found.path / "config.json").is_symlink() and not (found.path / "tokenizer.json").is_symlink()
-    tokenizer = Tokenizer.from_file(str(found.path / "tokenizer.json"))
-    assert tokenizer.decode(tokenizer.encode("the capital of the land").ids) == "the capital of the land"
+    ours = Tokenizer.from_file(str(found.path / "tokenizer.json"))
+    theirs = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    assert ours.encode("the capital of the land").ids == theirs.encode("the capital of the land").ids
     load(found.path)
+
+
+def test_a_sentencepiece_model_becomes_tokenizer_json(without_tokenizer_json: Path) -> None:
+    """Its tokens are those of the sentencepiece library, for words, runs of spaces, and bytes."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    pytest.importorskip("google.protobuf", reason="protobuf is not installed")
+    from tokenizers import Tokenizer
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the capital of the land", "hello world again", "안녕하세요 세계"] * 20),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (without_tokenizer_json / "tokenizer.model").write_bytes(model.getvalue())
+    (without_tokenizer_json / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    ours = Tokenizer.from_file(str(resolve(without_tokenizer_json).path / "tokenizer.json"))
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    for text in ["the capital of the land", "hello   world", "안녕 세계", "🙂"]:
+        assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text), text
+
+
+def test_what_a_sentencepiece_model_needs_is_named(without_tokenizer_json: Path, monkeypatch) -> None:
+    """transformers would ask for another format's package."""
+    (without_tokenizer_json / "tokenizer.model").write_bytes(b"x")
+    monkeypatch.setattr(convert, "_is_installed", lambda module: False)
+    with pytest.raises(ModelSourceError, match=r"tokenizer\.model needs more to be converted: pip install sentencepiece protobuf"):
+        resolve(without_tokenizer_json)

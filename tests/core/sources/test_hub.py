@@ -54,7 +54,7 @@ def test_only_files_that_a_model_needs_are_fetched(hub, tiny_model: Path) -> Non
     """No pickle, no Python, no second copy of the weights, nothing from subfolders."""
     hub.serve(HUB_ID, tiny_model)
     unwanted = ("pytorch_model.bin", "modeling_x.py", "consolidated.00.safetensors", "onnx/model.json", "README.md")
-    hub.repositories[HUB_ID].update({name: b"no" for name in unwanted})
+    hub.repositories[HUB_ID].update(dict.fromkeys(unwanted, b"no"))
     found = resolve(HUB_ID)
     assert {path.name for path in found.path.iterdir()} == {path.name for path in tiny_model.iterdir()} | {"octavo.json"}
     assert not [request for request in hub.requests for name in unwanted if request.endswith(name)]
@@ -123,7 +123,7 @@ def test_remote_code_is_refused_before_anything_is_downloaded(hub, tiny_model: P
 )
 def test_repositories_without_usable_weights_are_refused(hub, names: list[str], text: str) -> None:
     """What is there instead is listed."""
-    hub.repositories[HUB_ID] = {name: b"x" for name in names}
+    hub.repositories[HUB_ID] = dict.fromkeys(names, b"x")
     assert text in failure()
     assert downloads(hub) == []
 
@@ -223,6 +223,18 @@ def test_a_download_that_stalls_is_ended(hub, tiny_model: Path, monkeypatch) -> 
     monkeypatch.setattr(hub_download, "STALL_S", 0.3)
     monkeypatch.setattr(hub_download, "_size", lambda folder: 0)
     assert f"the hub at {hub.address} sent nothing for" in failure()
+
+
+def test_a_full_disk_while_downloading_names_the_place(hub, tiny_model: Path, tmp_path: Path, octavo_home: Path, monkeypatch) -> None:
+    """The child's operating-system error arrives as one, with the advice that a full cache gets."""
+    hub.serve(HUB_ID, tiny_model)
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "huggingface_hub.py").write_text(
+        "def snapshot_download(*args, **options):\n    raise OSError(28, 'No space left on device', options['local_dir'] + '/x')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    place = octavo_home / "hub" / "someone--tiny-llama" / f".{COMMIT}.partial" / "x"
+    assert f"cannot write {place}: No space left on device. Make room" in failure()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ def test_smollm2_from_the_wheel_answers_paris(octavo_home: Path) -> None:
         "dtype": "bfloat16",
     }
     assert {key: found.config[key] for key in published} == published
+    shared = entry.config.keys() & found.config.keys()
+    assert len(shared) >= 10
+    assert {key: found.config[key] for key in shared} == {key: entry.config[key] for key in shared}
     assert found.config["rope_parameters"] == {"rope_theta": 100000.0, "rope_type": "default"}
     assert {key: found.generation_config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")} == {
         "bos_token_id": 1,
@@ -56,6 +59,7 @@ def test_smollm2_from_the_wheel_answers_paris(octavo_home: Path) -> None:
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     )
+    model = model.float()  # many processors are slow in bf16
     answer = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)
     assert answer[-1] == 2  # <|im_end|> ends it, well before 20 tokens

