@@ -32,11 +32,11 @@ def contiguous(num_slots: int, *, reservation: str = "max", max_model_len: int =
 
 
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
-    "paged-1": lambda: paged(56, block_size=1, host=40),
-    "paged-4": lambda: paged(56, block_size=4, host=40),
+    "paged-1": lambda: paged(44, block_size=1, host=28),
+    "paged-4": lambda: paged(44, block_size=4, host=28),
     "paged-16": lambda: paged(80, block_size=16, host=48),
-    "contiguous-max": lambda: contiguous(110, host=40),
-    "contiguous-request": lambda: contiguous(80, reservation="request", host=40),
+    "contiguous-max": lambda: contiguous(110, host=28),
+    "contiguous-request": lambda: contiguous(66, reservation="request", host=28),
 }
 """Pools that a few requests of MAX_MODEL_LEN fill. Another allocator is another line."""
 
