@@ -77,8 +77,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def picture(self) -> object:
         usage = self.kv.usage()
-        transfers = self.kv.drain_transfers()
-        self.kv.requeue(tuple(transfers))
+        transfers = tuple(self.kv._transfers)  # draining is for the next step alone
         where = {s: self.memory.slots(s, s.num_computed) for s in self.open_sequences()}
         return usage.filled, usage.held, usage.cached, usage.free + usage.external, usage.host, transfers, where
 

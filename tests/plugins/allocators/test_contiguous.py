@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from octavo.core.errors import InvalidOptionsError, PluginContractError
@@ -227,7 +229,55 @@ def test_a_region_does_not_exist_before_the_first_reserve() -> None:
     kv = pool(8)
     lead = request(4, 1).sequences[0]
     kv.open(lead)
-    with pytest.raises(PluginContractError, match="'r/0' reserved nothing"):
+    with pytest.raises(PluginContractError, match="sequence 'r/0' has no region before its first reserve"):
         kv.region(lead)
     kv.close(lead)
     kv.check()
+
+
+def test_suspending_a_stranger_among_others_changes_nothing() -> None:
+    kv = pool(24, host=9)
+    lead = start(kv, request(4, 5))
+    with pytest.raises(PluginContractError, match="suspend of sequence 'who/0'"):
+        kv.suspend([lead, request(4, 5, name="who").sequences[0]])
+    assert kv.usage().host == 0
+    kv.check()
+
+
+def spoil_filled(kv: ContiguousAllocator, lead: Sequence) -> None:
+    kv._num_filled += 1
+
+
+def spoil_family(kv: ContiguousAllocator, lead: Sequence) -> None:
+    kv._families[lead.request].num_open = 2
+
+
+def spoil_region(kv: ContiguousAllocator, lead: Sequence) -> None:
+    kv._seats[lead].start += 1
+
+
+def spoil_spare(kv: ContiguousAllocator, lead: Sequence) -> None:
+    kv._families[lead.request].spare.clear()
+
+
+def spoil_seat(kv: ContiguousAllocator, lead: Sequence) -> None:
+    kv._seats[lead].num_filled = kv._num_filled = 9
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (spoil_filled, "5 slots are counted as filled, the sequences committed 4"),
+        (spoil_family, "request 'r' counts 2 open sequences, it has 1"),
+        (spoil_region, "slots 0..0 are neither held nor free"),
+        (spoil_spare, r"slots 8\.\.15 are neither held nor free"),
+        (spoil_seat, "'r/0' sits wrong"),
+    ],
+)
+def test_check_says_what_is_wrong(spoil: Callable[[ContiguousAllocator, Sequence], None], text: str) -> None:
+    kv = pool(24)
+    lead = start(kv, request(4, 5, n=2))
+    kv.check()
+    spoil(kv, lead)
+    with pytest.raises(PluginContractError, match=text):
+        kv.check()
