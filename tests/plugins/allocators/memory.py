@@ -74,6 +74,19 @@ def fork(kv: Allocator, parent: Sequence, number: int = 1) -> Sequence:
     return child
 
 
+def blocks(kv: Allocator, sequence: Sequence) -> list[int]:
+    """The sequence's block table."""
+    return [int(block) for block in kv.table(sequence)[0]]
+
+
+def family(kv: Allocator, prompt: int, *, n: int, max_tokens: int = 8) -> list[Sequence]:
+    """A lead with its prompt computed, and n - 1 forks of it; each has sampled its first token."""
+    lead = start(kv, request(prompt, max_tokens, n=n))
+    sequences = [lead, *(fork(kv, lead, i) for i in range(1, n))]
+    lead.request.forked = True
+    return sequences
+
+
 def tags(tokens: Iterable[int]) -> list[int]:
     """What the slots of these tokens' positions hold."""
     return list(accumulate(tokens, lambda before, token: hash((before, token)), initial=0))[1:]
