@@ -200,19 +200,22 @@ class ContiguousAllocator(Allocator):
 
     def suspend(self, sequences: list[Sequence]) -> bool:
         """Only computed positions are kept, each sequence's in a run of host slots."""
-        places: list[tuple[int, int]] = []
         for sequence in sequences:
-            seat, count = self._seats.get(sequence), sequence.num_computed
+            seat = self._seats.get(sequence)
             if seat is None:
                 raise self._not_open(sequence, "suspend")
-            if count > seat.num_filled:
-                raise PluginContractError(f"contiguous: {count} positions of {sequence.id!r} are computed, {seat.num_filled} committed")
-            start = self._host.take(count) if count else 0
+            if sequence.num_computed > seat.num_filled:
+                raise PluginContractError(
+                    f"contiguous: {sequence.num_computed} positions of {sequence.id!r} are computed, {seat.num_filled} committed"
+                )
+        places: list[tuple[int, int]] = []
+        for sequence in sequences:
+            start = self._host.take(sequence.num_computed) if sequence.num_computed else 0
             if start is None:
                 for place in places:
                     self._give_host(*place)
                 return False
-            places.append((start, count))
+            places.append((start, sequence.num_computed))
         for sequence, place in zip(sequences, places, strict=True):
             if place[1]:
                 self._move("out", self._seats[sequence].start, *place)
@@ -230,7 +233,7 @@ class ContiguousAllocator(Allocator):
         taken: dict[Request, list[int]] = {}
         for request, members in coming.items():
             family, length = self._families.get(request), self.want(members[0])
-            count = len(members) - len(family.spare) if family is not None and family.started else max(request.seats, len(members))
+            count = max(request.seats, len(members)) if family is None or not family.started else len(members) - len(family.spare)
             starts = self._take(length, count)
             if starts is None:
                 for other, given in taken.items():
@@ -259,10 +262,10 @@ class ContiguousAllocator(Allocator):
     def region(self, sequence: Sequence) -> tuple[int, int]:
         """First slot and length; an error before the first reserve."""
         seat = self._seats.get(sequence)
-        if seat is None or not seat.length:
-            raise (
-                self._not_open(sequence, "region") if seat is None else PluginContractError(f"contiguous: {sequence.id!r} reserved nothing")
-            )
+        if seat is None:
+            raise self._not_open(sequence, "region")
+        if not seat.length:
+            raise PluginContractError(f"contiguous: sequence {sequence.id!r} has no region before its first reserve")
         return seat.start, seat.length
 
     def reset(self) -> None:

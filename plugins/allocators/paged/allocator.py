@@ -81,7 +81,7 @@ class PagedAllocator(Allocator):
 
     def adopt(self, sequence: Sequence, blocks: Seq[int], num_tokens: int) -> None:
         """Open a sequence on blocks that hold its first `num_tokens` positions already, sharing them."""
-        PagedAllocator.open(self, sequence)
+        self.open(sequence)
         for block in blocks:
             self._pool.share(block)
         table = self._tables[sequence]

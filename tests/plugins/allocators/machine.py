@@ -77,8 +77,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def picture(self) -> object:
         usage = self.kv.usage()
-        transfers = self.kv.drain_transfers()
-        self.kv.requeue(tuple(transfers))
+        transfers = tuple(self.kv._transfers)  # draining is for the next step alone
         where = {s: self.memory.slots(s, s.num_computed) for s in self.open_sequences()}
         return usage.filled, usage.held, usage.cached, usage.free + usage.external, usage.host, transfers, where
 
@@ -180,7 +179,8 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def apply(self, chunk: Chunk) -> None:
         sequence, one = chunk.sequence, chunk.sequence.request
-        sequence.awaited = None
+        if sequence.awaited is chunk:
+            sequence.awaited = None
         sequence.num_computed = chunk.stop
         if not chunk.samples:
             self.kv.commit(sequence, chunk.stop)
@@ -200,14 +200,15 @@ class AllocatorMachine(RuleBasedStateMachine):
             if len(sequence.output) >= sequence.request.max_tokens:
                 self.end(sequence)
 
-    @rule(limit=st.integers(1, 8))
-    def step(self, limit: int) -> None:
-        """All that can run, one after the other: gets far."""
-        for sequence in self.open_sequences():
-            self.plan(sequence, limit)
-        if len(self.flights) < 2:
-            self.submit()
-        self.finish()
+    @rule(limit=st.integers(1, 8), times=st.integers(1, 4))
+    def steps(self, limit: int, times: int) -> None:
+        """All that can run, some steps in a row: gets far."""
+        for _ in range(times):
+            for sequence in self.open_sequences():
+                self.plan(sequence, limit)
+            if len(self.flights) < 2:
+                self.submit()
+            self.finish()
 
     @precondition(lambda self: self.flights)
     @rule(moved=st.booleans())
@@ -227,15 +228,23 @@ class AllocatorMachine(RuleBasedStateMachine):
     # ---------------------------------------------------------------- preemption
 
     @precondition(lambda self: self.having(Status.OPEN))
-    @rule(pick=PICK)
-    def suspend(self, pick: int) -> None:
+    @rule(pick=PICK, swap=st.booleans())
+    def preempt(self, pick: int, swap: bool) -> None:
+        """To host memory if that has room, else to be computed again: the first alone up to where they part, then the others fork."""
         running = self.having(Status.OPEN)
         one = running[pick % len(running)]
         held = [s for s in one.sequences if s.status is Status.OPEN]
-        if self.unchanged(lambda: self.kv.suspend(held)):
+        for sequence in held:
+            self.planned.pop(sequence, None)
+        if swap and self.unchanged(lambda: self.kv.suspend(held)):
             for sequence in held:
-                self.planned.pop(sequence, None)
                 sequence.new_epoch(Status.SUSPENDED)
+            return
+        for sequence in held:
+            self.kv.close(sequence)
+            sequence.new_epoch(Status.NEW)
+        if len(one.sequences) > 1:
+            one.restore = common_prefix(one.sequences)
 
     @precondition(lambda self: self.having(Status.SUSPENDED))
     @rule(pick=PICK)
@@ -253,20 +262,6 @@ class AllocatorMachine(RuleBasedStateMachine):
             ready = self.memory.slots(sequence, sequence.num_tokens)  # room for what can run next
             assert len(ready) == sequence.num_tokens
 
-    @precondition(lambda self: self.having(Status.OPEN))
-    @rule(pick=PICK)
-    def preempt(self, pick: int) -> None:
-        """To be computed again: the first sequence alone up to where they part, then the others fork."""
-        running = self.having(Status.OPEN)
-        one = running[pick % len(running)]
-        for sequence in one.sequences:
-            self.planned.pop(sequence, None)
-            if sequence.status is Status.OPEN:
-                self.kv.close(sequence)
-                sequence.new_epoch(Status.NEW)
-        if len(one.sequences) > 1:
-            one.restore = common_prefix(one.sequences)
-
     # ---------------------------------------------------------------------- ends
 
     def end(self, sequence: Sequence) -> None:
@@ -280,20 +275,16 @@ class AllocatorMachine(RuleBasedStateMachine):
         if not one.sequences:
             self.requests.remove(one)
 
-    @precondition(lambda self: self.open_sequences())
-    @rule(pick=PICK)
-    def end_one(self, pick: int) -> None:
-        sequences = self.open_sequences()
-        sequence = sequences[pick % len(sequences)]
-        if sequence.request.restore is None:
-            self.end(sequence)
-
     @precondition(lambda self: self.requests)
-    @rule(pick=PICK)
-    def abort(self, pick: int) -> None:
+    @rule(pick=PICK, whole=st.booleans())
+    def leave(self, pick: int, whole: bool) -> None:
+        """A request is aborted, wherever its KV is, or one of its sequences meets a stop."""
         one = self.requests[pick % len(self.requests)]
-        for sequence in list(one.sequences):
-            self.end(sequence)
+        if whole:
+            for sequence in list(one.sequences):
+                self.end(sequence)
+        elif one.restore is None and all(s.status is Status.OPEN for s in one.sequences):
+            self.end(one.sequences[pick % len(one.sequences)])
 
     @precondition(lambda self: any(one.beam_width and one.forked for one in self.requests))
     @rule(pick=PICK, parent=PICK, drop=st.booleans())
@@ -328,7 +319,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert min(usage.filled, usage.held, usage.external, usage.cached, usage.free, usage.host) >= 0, usage
         filled = len({slot for s in self.open_sequences() for slot in self.memory.slots(s, s.num_computed)})
         assert filled == usage.filled or (filled < usage.filled and not self.exact), f"{filled} distinct slots are filled: {usage}"
-        assert usage.host >= max((s.num_computed for s in self.open_sequences() if s.status is Status.SUSPENDED), default=0)
+        assert bool(usage.host) <= bool(self.having(Status.SUSPENDED)), usage
 
     @invariant()
     def events_tell_who_holds_what(self) -> None:

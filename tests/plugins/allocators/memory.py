@@ -32,11 +32,11 @@ def contiguous(num_slots: int, *, reservation: str = "max", max_model_len: int =
 
 
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
-    "paged-1": lambda: paged(56, block_size=1, host=40),
-    "paged-4": lambda: paged(56, block_size=4, host=40),
+    "paged-1": lambda: paged(44, block_size=1, host=28),
+    "paged-4": lambda: paged(44, block_size=4, host=28),
     "paged-16": lambda: paged(80, block_size=16, host=48),
-    "contiguous-max": lambda: contiguous(110, host=40),
-    "contiguous-request": lambda: contiguous(80, reservation="request", host=40),
+    "contiguous-max": lambda: contiguous(110, host=28),
+    "contiguous-request": lambda: contiguous(66, reservation="request", host=28),
 }
 """Pools that a few requests of MAX_MODEL_LEN fill. Another allocator is another line."""
 
@@ -72,6 +72,19 @@ def fork(kv: Allocator, parent: Sequence, number: int = 1) -> Sequence:
     child.num_computed = child.num_scheduled = parent.num_computed
     parent.request.sequences.append(child)
     return child
+
+
+def blocks(kv: Allocator, sequence: Sequence) -> list[int]:
+    """The sequence's block table."""
+    return [int(block) for block in kv.table(sequence)[0]]
+
+
+def family(kv: Allocator, prompt: int, *, n: int, max_tokens: int = 8) -> list[Sequence]:
+    """A lead with its prompt computed, and n - 1 forks of it; each has sampled its first token."""
+    lead = start(kv, request(prompt, max_tokens, n=n))
+    sequences = [lead, *(fork(kv, lead, i) for i in range(1, n))]
+    lead.request.forked = True
+    return sequences
 
 
 def tags(tokens: Iterable[int]) -> list[int]:
