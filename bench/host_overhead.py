@@ -79,7 +79,9 @@ class Watch:
                 times.append(getattr(report, "seconds", {})[part])
 
 
-def measure(rows: int, *, scheduler: SchedulerPlugin, allocator: AllocatorPlugin, tokenizer: Tokenizer | None, steps: int) -> dict[str, float]:
+def measure(
+    rows: int, *, scheduler: SchedulerPlugin, allocator: AllocatorPlugin, tokenizer: Tokenizer | None, steps: int
+) -> dict[str, float]:
     """Median seconds by part of a step that decodes `rows` requests."""
     max_model_len = PROMPT_LEN + steps + 1
     slots = rows * (max_model_len + 64)
@@ -134,12 +136,16 @@ def main(argv: Seq[str] | None = None) -> int:
     scheduler = cast(SchedulerPlugin, registry.get("scheduler", args.scheduler))
     allocator = cast(AllocatorPlugin, registry.get("allocator", args.allocator))
     tokenizer = Tokenizer.from_folder(args.tokenizer) if args.tokenizer else None
-    print(f"{args.scheduler} + {args.allocator}, {'with' if tokenizer else 'without'} a tokenizer; median of {args.steps} steps, microseconds")
+    print(
+        f"{args.scheduler} + {args.allocator}, {'with' if tokenizer else 'without'} a tokenizer; median of {args.steps} steps, microseconds"
+    )
     print(f"{'rows':>6}{'schedule':>10}{'inputs':>10}{'apply':>10}{'(detokenise)':>14}{'total':>10}{'a row':>8}")
     for rows in ROWS:
         times = measure(rows, scheduler=scheduler, allocator=allocator, tokenizer=tokenizer, steps=args.steps)
         total = times["schedule"] + times["inputs"] + times["apply"]
-        cells = f"{times['schedule'] * 1e6:>10.0f}{times['inputs'] * 1e6:>10.0f}{times['apply'] * 1e6:>10.0f}{times['detokenise'] * 1e6:>14.0f}"
+        cells = (
+            f"{times['schedule'] * 1e6:>10.0f}{times['inputs'] * 1e6:>10.0f}{times['apply'] * 1e6:>10.0f}{times['detokenise'] * 1e6:>14.0f}"
+        )
         print(f"{rows:>6}{cells}{total * 1e6:>10.0f}{total / rows * 1e6:>8.2f}", flush=True)
     return 0
 

@@ -135,10 +135,9 @@ def test_samples_share_the_prompt_and_copy_one_block_each(new_rig: Callable[...,
     rig = new_rig(block_size=4)
     r = rig.add(10, 3, n=4)
     rig.step()
-    tables = [rig.kv.table(sequence)[0].tolist() for sequence in r.sequences]
-    assert len(tables) == 4 and all(table == tables[0] for table in tables)
+    assert len(r.sequences) == 4 and rig.kv.usage().filled + rig.kv.usage().held == 3 * 4
     rig.step()
-    tables = [rig.kv.table(sequence)[0].tolist() for sequence in r.sequences]
+    tables = [rig.runner.blocks(sequence) for sequence in r.sequences]
     assert len({tuple(table[:2]) for table in tables}) == 1
     assert len({table[2] for table in tables}) == 4
     assert [transfer.kind for transfer in rig.plans[-1].transfers] == ["copy"] * 3

@@ -15,9 +15,7 @@ from octavo.plugins.allocators.paged import PAGED, PagedOptions
 
 
 def pool(slots: int = 64, block_size: int = 4) -> Allocator:
-    return PAGED.build(
-        PagedOptions(block_size=block_size), PoolShape(num_slots=slots, num_host_slots=0, max_model_len=64, max_num_seqs=8)
-    )
+    return PAGED.build(PagedOptions(block_size=block_size), PoolShape(num_slots=slots, num_host_slots=0, max_model_len=64, max_num_seqs=8))
 
 
 def running(kv: Allocator, prompt_len: int = 8, max_tokens: int = 8, *, n: int = 1, beam_width: int = 0, name: str = "r") -> Request:
@@ -175,7 +173,13 @@ def test_one_awaited_sequence_holds_its_whole_request() -> None:
 
 def test_drafts_come_from_what_is_left() -> None:
     """Budget, the request's end and the pool bound them; they are awaited; logits are wanted from the last known token."""
-    for budget, max_tokens, slots, expected in ((32, 8, 64, (1, 2, 3)), (3, 8, 64, (1, 2)), (1, 8, 64, ()), (32, 3, 64, (1,)), (32, 8, 8, ())):
+    for budget, max_tokens, slots, expected in (
+        (32, 8, 64, (1, 2, 3)),
+        (3, 8, 64, (1, 2)),
+        (1, 8, 64, ()),
+        (32, 3, 64, (1,)),
+        (32, 8, 8, ()),
+    ):
         kv = pool(slots, block_size=2)
         request = computed(kv, running(kv, 6, max_tokens))
         plan = builder(kv, budget, guesses=[1, 2, 3])
