@@ -56,8 +56,8 @@ ALLOCATORS: dict[str, Callable[[int, int], Allocator]] = {
 class Stacks:
     """Names of all stacks, and the stack of a case."""
 
-    schedulers = list(SCHEDULERS)
-    allocators = list(ALLOCATORS)
+    schedulers = tuple(SCHEDULERS)
+    allocators = tuple(ALLOCATORS)
 
     def make(self, case: Case) -> tuple[Scheduler, Allocator]:
         """A new scheduler and allocator."""

@@ -303,7 +303,7 @@ def test_close_aborts_everybody(new_rig: NewRig) -> None:
 @pytest.mark.parametrize("failure", list(FailurePoint))
 def test_a_failed_step_is_undone(failure: FailurePoint, depth: int, new_rig: NewRig) -> None:
     """Counts go back, transfers that were not done are queued again, and the engine goes on to the same tokens."""
-    rig = new_rig(Simple, slots=60, host=64, preemption="swap", depth=depth, failures={step: failure for step in (0, 4, 9, 14, 19)})
+    rig = new_rig(Simple, slots=60, host=64, preemption="swap", depth=depth, failures=dict.fromkeys((0, 4, 9, 14, 19), failure))
     requests = [rig.add(8, 12), rig.add(16, 12, n=2), rig.add(4, 12, beam_width=2)]
     failed = 0
     for _ in range(200):
@@ -450,7 +450,7 @@ def test_usage_that_does_not_add_up_breaks_the_contract(new_rig: NewRig, monkeyp
     rig = new_rig(slots=64)
     rig.add()
     monkeypatch.setattr(rig.kv, "capacity", 65)
-    with pytest.raises(PluginContractError, match="PagedAllocator: .* does not sum to its capacity of 65 slots"):
+    with pytest.raises(PluginContractError, match=r"PagedAllocator: .* does not sum to its capacity of 65 slots"):
         rig.step()
 
 

@@ -131,7 +131,7 @@ def test_over_its_running_limit_a_class_waits_and_others_pass(new_rig: NewRig) -
 
 
 def test_whole_prompts_must_fit_the_budget_to_their_last_token(new_rig: NewRig) -> None:
-    """Without chunking a preempted request computes prompt and outputs in one step: refused at submit, with both numbers (faults 19, 52)."""
+    """Without chunking a preempted request computes prompt and outputs in one step: refused with both numbers (faults 19, 52)."""
     rig = new_rig(max_num_batched_tokens=20)
     with pytest.raises(RequestError, match=r"15 prompt tokens \+ max_tokens 7 make steps of up to 21 tokens, max_num_batched_tokens is 20"):
         rig.add(15, 7)
