@@ -361,12 +361,18 @@ def test_room_is_reserved_at_admission(new_rig: NewRig) -> None:
     rig.finish()
 
 
-def test_cached_tokens_are_those_of_the_first_admission(new_rig: NewRig) -> None:
-    """A preempted request's recompute is no cache hit (known fault 9)."""
-    rig = new_rig(Simple, slots=28)
-    _, second = started(rig, 8, 8)
+def test_cached_tokens_are_those_of_the_first_admission(new_rig: NewRig, stacks: Any) -> None:
+    """What a preempted request finds when it comes back is no cache hit of its prompt (known fault 9)."""
+    rig = new_rig(Simple, kv=stacks.sharing(40))
+    rig.add(9, 20)
+    rig.step()
+    second = rig.add(9, 20)
+    found: list[int] = []
+    opened = rig.kv.open
+    rig.kv.open = lambda sequence: found.append(opened(sequence)) or found[-1]  # type: ignore[method-assign, func-returns-value]
     rig.finish()
-    assert second.num_preemptions > 0 and second.num_cached == 0
+    assert second.num_preemptions > 0 and len(found) > 1 and found[0] == 8
+    assert second.num_cached == 8 and rig.outputs[second.id][0].num_cached_tokens == 8
 
 
 def test_the_plan_of_a_policy_is_its_own(new_rig: NewRig) -> None:
