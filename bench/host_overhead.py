@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import cast
 
+import torch
+
 from octavo.core.clock import MonotonicClock
 from octavo.core.descriptors import AllocatorPlugin, PoolShape, SchedulerPlugin
 from octavo.core.engine import Engine
@@ -50,8 +52,6 @@ class NullRunner(Runner):
     """Builds the inputs of each step as a real runner does, then answers with fixed tokens."""
 
     def __init__(self, kv: Allocator, *, max_rows: int) -> None:
-        import torch
-
         self._clock = MonotonicClock()
         self._inputs = InputBuilder(kv, device=torch.device("cpu"), max_rows=max_rows)
         self._step = 0

@@ -67,8 +67,12 @@ MUTANTS: dict[str, Mutant] = {
     # the plan builder
     "nobody waits for a chunk in flight": breaks(PlanBuilder.add, "if sequence.awaited is not None:", "if False:", depth=2, kind="n"),
     "drafts, samples and beams are not awaited": breaks(PlanBuilder.build, "sequence.awaited = chunk", "pass", depth=2, kind="drafts"),
-    "a refused reservation is ignored": breaks(PlanBuilder.add, "if not reserve(sequence, start, stop):", "if reserve(sequence, start, stop) is None:"),
-    "a sequence is planned twice": breaks(PlanBuilder.add, "if sequence in chunks:", "if False:", PLAN + "test_a_sequence_has_at_most_one_chunk"),
+    "a refused reservation is ignored": breaks(
+        PlanBuilder.add, "if not reserve(sequence, start, stop):", "if reserve(sequence, start, stop) is None:"
+    ),
+    "a sequence is planned twice": breaks(
+        PlanBuilder.add, "if sequence in chunks:", "if False:", PLAN + "test_a_sequence_has_at_most_one_chunk"
+    ),
     "the budget is exceeded": breaks(
         PlanBuilder.add, "need if need <= left else left if self._chunking else 0", "need", PLAN + "test_the_budget_is_never_exceeded"
     ),
@@ -82,32 +86,46 @@ MUTANTS: dict[str, Mutant] = {
     "who failed is planned": breaks(PlanBuilder.add, "if request in self._failed:", "if False:", PLAN + "test_what_failed_is_left_out"),
     "planned tokens are not counted": breaks(PlanBuilder.build, "sequence.num_scheduled = chunk.start + chunk.length", "pass"),
     "drafts exceed the budget": breaks(
-        PlanBuilder._with_drafts, "min(self.left, sequence.max_positions - chunk.stop)", "sequence.max_positions - chunk.stop",
+        PlanBuilder._with_drafts,
+        "min(self.left, sequence.max_positions - chunk.stop)",
+        "sequence.max_positions - chunk.stop",
         PLAN + "test_drafts_come_from_what_is_left",
     ),
     "drafts exceed the request's end": breaks(
         PlanBuilder._with_drafts, "min(self.left, sequence.max_positions - chunk.stop)", "self.left", kind="drafts"
     ),
     "drafts follow a placeholder": breaks(
-        PlanBuilder._with_drafts, "chunk.samples and chunk.stop == sequence.num_tokens", "chunk.samples",
+        PlanBuilder._with_drafts,
+        "chunk.samples and chunk.stop == sequence.num_tokens",
+        "chunk.samples",
         PLAN + "test_no_drafts_after_a_placeholder",
     ),
     "drafts are not reserved": breaks(
         PlanBuilder._with_drafts, "not self._kv.reserve(sequence, chunk.start, chunk.stop + len(drafts))", "False", kind="drafts"
     ),
-    "beams sample apart": breaks(plan_builder._lockstep, "if not request.forked or together:", "if True:", kind="beams"),
+    "beams sample apart": breaks(
+        plan_builder._lockstep, "if not request.forked or together:", "if True:", PLAN + "test_beams_wait_for_a_budget_that_holds_them_all"
+    ),
     "beams that are behind sample at once": breaks(
         plan_builder._need, "need -= 1", "pass", PLAN + "test_beams_sample_together_or_not_at_all"
     ),
     # forks
     "a family rejoins at its lead's count": breaks(
-        forks.rejoin, "request.restore or 0", "lead.num_computed",
+        forks.rejoin,
+        "request.restore or 0",
+        "lead.num_computed",
         FORKS + "test_rejoin_forks_at_the_common_prefix_even_if_the_lead_is_further",
     ),
-    "a family rejoins one position too far": breaks(forks.rejoin, "request.restore or 0", "(request.restore or 0) + 1", kind="n", ample=False),
+    "a family rejoins one position too far": breaks(
+        forks.rejoin, "request.restore or 0", "(request.restore or 0) + 1", kind="n", ample=False
+    ),
     "the common prefix leaves nothing to run": breaks(
-        forks.common_prefix, "for sequence in sequences) - 1", "for sequence in sequences)",
-        FORKS + "test_common_prefix", outputs=[[7], [7]], expected=4,
+        forks.common_prefix,
+        "for sequence in sequences) - 1",
+        "for sequence in sequences)",
+        FORKS + "test_common_prefix",
+        outputs=[[7], [7]],
+        expected=4,
     ),
     "beams fork before the dropped are closed": Mutant(
         forks.advance_beams,
@@ -120,8 +138,12 @@ MUTANTS: dict[str, Mutant] = {
     "ties among beams follow the order of rows": breaks(
         forks.pick_beams, "(-h.score, h.output)", "-h.score", FORKS + "test_pick_beams_does_not_depend_on_the_order_of_rows"
     ),
-    "beams keep their parent's tokens": breaks(forks.advance_beams, "parent.output, parent.score = first.output, first.score", "pass", kind="beams"),
-    "samples are numbered alike": breaks(forks.split, 'Sequence(f"{request.id}/{i}", request, i)', 'Sequence(f"{request.id}/{i}", request, 0)', kind="n"),
+    "beams keep their parent's tokens": breaks(
+        forks.advance_beams, "parent.output, parent.score = first.output, first.score", "pass", kind="beams"
+    ),
+    "samples are numbered alike": breaks(
+        forks.split, 'Sequence(f"{request.id}/{i}", request, i)', 'Sequence(f"{request.id}/{i}", request, 0)', kind="n"
+    ),
     # the scheduler base
     "somebody is admitted in a step that preempts": breaks(
         Scheduler.admit, "plan.preempted or ", "", POLICY + "test_admission_after_preemption_is_refused_by_the_base"
@@ -135,14 +157,25 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a refused admission stays open": breaks(Scheduler._enter, "self.kv.close(lead)\n", "pass\n", ample=False),
     "a refused resumption counts as done": breaks(
-        Scheduler._enter, "if counts is None:\n            return False", "if counts is None:\n            return True", ample=False, preemption="swap"
+        Scheduler._enter,
+        "if counts is None:\n            return False",
+        "if counts is None:\n            return True",
+        ample=False,
+        preemption="swap",
     ),
     "a preempted family does not rejoin": breaks(
         Scheduler.preempt, "request.restore = common_prefix(request.sequences)", "pass", kind="n", ample=False
     ),
-    "the preempted keep their progress": breaks(Scheduler.preempt, "sequence.new_epoch(Status.NEW)", "sequence.status = Status.NEW", ample=False),
+    "the preempted keep their progress": breaks(
+        Scheduler.preempt, "sequence.new_epoch(Status.NEW)", "sequence.status = Status.NEW", ample=False
+    ),
     "the swapped keep their epoch": breaks(
-        Scheduler.preempt, "sequence.new_epoch(Status.SUSPENDED)", "sequence.status = Status.SUSPENDED", ample=False, depth=2, preemption="swap"
+        Scheduler.preempt,
+        "sequence.new_epoch(Status.SUSPENDED)",
+        "sequence.status = Status.SUSPENDED",
+        ample=False,
+        depth=2,
+        preemption="swap",
     ),
     "nobody asks for what the policy kept": breaks(
         Scheduler.grow, "if self.make_room():", "if False:", POLICY + "test_what_a_policy_kept_goes_before_anybody_is_preempted"
@@ -157,7 +190,9 @@ MUTANTS: dict[str, Mutant] = {
         Scheduler._enter, "if request.num_cached is None:", "if True:", POLICY + "test_cached_tokens_are_those_of_the_first_admission"
     ),
     "what no step can hold is queued": breaks(
-        Scheduler.check, "if not self.chunking and longest > self.budget:", "if False:",
+        Scheduler.check,
+        "if not self.chunking and longest > self.budget:",
+        "if False:",
         POLICY + "test_whole_prompts_must_fit_the_budget_to_their_last_token",
     ),
     # the engine
@@ -177,7 +212,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the last piece is not marked": breaks(Engine._complete, "self._outputs[-1].finished = True", "pass"),
     "a step that only preempts is not told": breaks(
-        Engine.step, "if plan.preempted or plan.failed:", "if False:", "test_observers.py::test_a_step_without_work_is_told_if_somebody_left"
+        Engine.step,
+        "if plan.preempted or plan.failed:",
+        "if False:",
+        "test_observers.py::test_a_step_without_work_is_told_if_somebody_left",
     ),
     "the planned step is told, not the applied": breaks(
         Engine.step, "self._tell(oldest)", "self._tell(flight)", "test_observers.py::test_each_step_is_told_once"
@@ -186,17 +224,28 @@ MUTANTS: dict[str, Mutant] = {
         Engine._check_progress, "self._barren += 1", "pass", ENGINE + "test_a_policy_that_preempts_for_ever_is_stuck"
     ),
     "a refused request changes the seeds": breaks(
-        Engine.add_request, "self._check(request)", "self._next_order += 1; self._check(request)", ENGINE + "test_a_refused_request_leaves_no_trace"
+        Engine.add_request,
+        "self._check(request)",
+        "self._next_order += 1; self._check(request)",
+        ENGINE + "test_a_refused_request_leaves_no_trace",
     ),
     "a rollback leaves tokens scheduled": breaks(Engine._rollback, "sequence.num_scheduled = chunk.start", "pass", failures=True),
     "a rollback leaves chunks awaited": breaks(Engine._rollback, "sequence.awaited = None", "pass", failures=True, kind="n"),
     "a rollback loses transfers": breaks(Engine._rollback, "self.kv.requeue(flight.plan.transfers)", "pass", failures=True, kind="n"),
     "a rollback repeats transfers": breaks(
-        Engine._rollback, "flight.handle is None or not flight.handle.transfers_done", "True",
+        Engine._rollback,
+        "flight.handle is None or not flight.handle.transfers_done",
+        "True",
         ENGINE + "test_transfers_of_a_failed_step_come_first_in_the_next",
     ),
     "a rollback queues transfers last": breaks(
-        Allocator.requeue, "self._transfers[:0] = transfers", "self._transfers += transfers", failures=True, preemption="swap", ample=False, kind="n"
+        Allocator.requeue,
+        "self._transfers[:0] = transfers",
+        "self._transfers += transfers",
+        failures=True,
+        preemption="swap",
+        ample=False,
+        kind="n",
     ),
     "the runner is not told of a rollback": breaks(Engine._rollback, "self.runner.forget()", "pass", failures=True, depth=2),
     # observers
@@ -208,11 +257,19 @@ MUTANTS: dict[str, Mutant] = {
         Static.schedule, "if not self.running:", "if True:", STATIC + "test_short_beside_long_leaves_its_row_idle_480_steps"
     ),
     "a static batch may outgrow the pool": breaks(
-        Static._start_batch, "or not self.kv.fits(*self.running, request)", "", STATIC + "test_a_batch_never_preempts_itself", allocator="paged"
+        Static._start_batch,
+        "or not self.kv.fits(*self.running, request)",
+        "",
+        STATIC + "test_a_batch_never_preempts_itself",
+        allocator="paged",
     ),
     "a static batch keeps nothing": breaks(
-        Static.finished, "if self._keeps:", "if False:", STATIC + "test_kv_of_an_ended_member_goes_with_the_batch_or_at_once",
-        release="batch", held_between=16,
+        Static.finished,
+        "if self._keeps:",
+        "if False:",
+        STATIC + "test_kv_of_an_ended_member_goes_with_the_batch_or_at_once",
+        release="batch",
+        held_between=16,
     ),
     "continuous batching lets the small overtake": breaks(
         Continuous.schedule, "request.sequences[0].num_tokens > plan.left or ", "", CONTINUOUS + "test_prompts_are_not_cut"
@@ -228,7 +285,10 @@ MUTANTS: dict[str, Mutant] = {
         {"kind": "n", "allocator": "paged-4"},
     ),
     "a fork shares blocks beyond what is computed": breaks(
-        PagedAllocator.fork, "table.blocks[: self._blocks_for(num_tokens)]", "table.blocks", FORKS + "test_a_fork_shares_only_what_is_computed"
+        PagedAllocator.fork,
+        "table.blocks[: self._blocks_for(num_tokens)]",
+        "table.blocks",
+        FORKS + "test_a_fork_shares_only_what_is_computed",
     ),
     "the block table's changes are not told": breaks(
         BlockTable.replace, "self.dirty_from = min(self.dirty_from, index)", "pass", kind="n", allocator="paged-4"
@@ -237,7 +297,13 @@ MUTANTS: dict[str, Mutant] = {
         ContiguousAllocator.fork, "seat.start, num_tokens)", "seat.start, num_tokens - 1)", kind="n", allocator="contiguous-request"
     ),
     "transfers run in the wrong order": breaks(
-        Allocator.drain_transfers, "return transfers", "return transfers[::-1]", kind="n", allocator="paged-4", ample=False, preemption="swap"
+        Allocator.drain_transfers,
+        "return transfers",
+        "return transfers[::-1]",
+        kind="n",
+        allocator="paged-4",
+        ample=False,
+        preemption="swap",
     ),
 }
 
