@@ -124,6 +124,21 @@ def test_drop_refunds_the_budget() -> None:
     assert victim.sequences[0].num_scheduled == 0
 
 
+def test_slots_of_a_dropped_chunk_stay_granted() -> None:
+    """They are used when the request is planned again, and nothing is granted twice (known fault 15)."""
+    kv = pool()
+    request, plan = running(kv), builder(kv)
+    plan.add(request)
+    held = kv.usage().held
+    plan.drop(request)
+    plan.build()
+    again = builder(kv)
+    again.add(request)
+    assert held == kv.usage().held == 8
+    kv.close(request.sequences[0])
+    assert kv.usage().held == 0
+
+
 def test_what_does_not_run_cannot_be_planned() -> None:
     """A policy that plans a request which it has not admitted breaks its contract."""
     kv = pool()
