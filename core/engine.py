@@ -22,7 +22,7 @@ from octavo.core.forks import Candidate, advance_beams, split
 from octavo.core.kv import Allocator
 from octavo.core.observers import Observers
 from octavo.core.output_text import OutputText
-from octavo.core.outputs import RequestOutput, StepReport, completed, streamed
+from octavo.core.outputs import RequestOutput, completed, step_report, streamed
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.sampling_params import SamplingParams
@@ -370,22 +370,13 @@ class Engine:
         """Report a step that is over to whoever listens."""
         if not self.observers.wanted("step_finished"):
             return
-        plan = flight.plan
-        transfers: dict[str, int] = {}
-        for transfer in plan.transfers:
-            transfers[transfer.kind] = transfers.get(transfer.kind, 0) + transfer.count
-        report = StepReport(
+        scheduler = self.scheduler
+        report = step_report(
+            flight.plan,
             step=flight.step,
             time=flight.started,
-            num_waiting=len(self.scheduler.waiting),
-            num_running=len(self.scheduler.running),
-            num_rows=len(plan.chunks),
-            num_tokens=plan.num_tokens,
-            num_sampled=sum(chunk.samples for chunk in plan.chunks),
-            idle_rows=plan.idle_rows,
-            num_preempted=len(plan.preempted),
-            num_failed=len(plan.failed),
-            transfers=transfers,
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running),
             usage=self.kv.usage(),
             seconds=flight.seconds,
         )

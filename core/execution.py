@@ -39,7 +39,8 @@ class Runner(ABC):
     def submit(self, plan: BatchPlan) -> Handle:
         """Take a snapshot of all that the step needs and start it.
 
-        Raises only before any of the plan's transfers was applied; later errors come from `Handle.result`.
+        Raises only before any of the plan's transfers was applied; later errors come from `Handle.result`. After a step that failed
+        nothing of those in flight behind it happens, transfers included, until `forget`: they would overtake what must be repeated.
         """
 
     def forget(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.core.kv import KVUsage
+from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence
 
 
@@ -123,3 +124,27 @@ class StepReport:
     transfers: dict[str, int]  # slots moved, by kind
     usage: KVUsage
     seconds: dict[str, float] = field(default_factory=dict)  # schedule, inputs, forward, sample, apply
+
+
+def step_report(
+    plan: BatchPlan, *, step: int, time: float, num_waiting: int, num_running: int, usage: KVUsage, seconds: dict[str, float]
+) -> StepReport:
+    """A plan in numbers, and the state of engine and pool after it."""
+    transfers: dict[str, int] = {}
+    for transfer in plan.transfers:
+        transfers[transfer.kind] = transfers.get(transfer.kind, 0) + transfer.count
+    return StepReport(
+        step=step,
+        time=time,
+        num_waiting=num_waiting,
+        num_running=num_running,
+        num_rows=len(plan.chunks),
+        num_tokens=plan.num_tokens,
+        num_sampled=sum(chunk.samples for chunk in plan.chunks),
+        idle_rows=plan.idle_rows,
+        num_preempted=len(plan.preempted),
+        num_failed=len(plan.failed),
+        transfers=transfers,
+        usage=usage,
+        seconds=seconds,
+    )

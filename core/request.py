@@ -63,8 +63,16 @@ class Sequence:
 
     @property
     def num_next(self) -> int:
-        """Tokens that can run now. A sampled token still in flight counts: its id is filled in on the device."""
-        return min(max(self.prompt_len + len(self.output), self.num_scheduled + 1), self.max_positions) - self.num_scheduled
+        """Tokens that can run now: min(max(num_tokens, num_scheduled + 1), max_positions) - num_scheduled.
+
+        A sampled token still in flight counts: its id is filled in on the device. Written out, since every row asks in every step.
+        """
+        start, stop = self.num_scheduled, self.prompt_len + len(self.output)
+        if stop <= start:
+            stop = start + 1
+        if stop > self.max_positions:
+            stop = self.max_positions
+        return stop - start
 
     @property
     def known_output_len(self) -> int | None:
@@ -145,7 +153,4 @@ class Request:
     @property
     def prefilling(self) -> bool:
         """More than one token of some sequence can run now."""
-        for sequence in self.runnable:  # asked for each running request in each step: a plain loop costs half of `any`
-            if sequence.num_next > 1:
-                return True
-        return False
+        return any(sequence.num_next > 1 for sequence in self.runnable)

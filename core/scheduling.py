@@ -124,7 +124,9 @@ class Scheduler(ABC):
         Never in a step that preempted somebody. A request that is refused although nothing runs can never run: it is failed.
         """
         if request.running or not request.sequences:
-            raise PluginContractError(f"request {request.id!r} was admitted but does not wait: it {'runs' if request.running else 'is over'}")
+            raise PluginContractError(
+                f"request {request.id!r} was admitted but does not wait: it {'runs' if request.running else 'is over'}"
+            )
         if plan.preempted or sum(r.seats for r in self.running) + request.seats > self.max_num_seqs:
             return False
         while not self._enter(request):

@@ -170,6 +170,10 @@ class FakeRunner(Runner):
             history.append((step, number))
         return row
 
+    def blocks(self, sequence: Sequence) -> list[int]:
+        """The sequence's block table as it was last read."""
+        return list(self._tables[sequence][1])
+
     def _slots(self, sequence: Sequence, stop: int) -> list[int]:
         """Physical slots of the first `stop` positions, as an input builder would find them."""
         kv = self._kv

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,7 +56,7 @@ class RunStats:
 MakeStack = Callable[[Case], tuple[Scheduler, Allocator]]
 
 
-def draw_case(number: int, *, schedulers: list[str], allocators: list[str]) -> Case:
+def draw_case(number: int, *, schedulers: Seq[str], allocators: Seq[str]) -> Case:
     """The case of that number, the same for ever."""
     rng = random.Random(number)
     return Case(
@@ -150,7 +150,7 @@ class _Run:
         prompt = self.common[:length] if shared else [rng.randrange(1, 4) for _ in range(length)]
         max_tokens = rng.choice([1, 2, 5, 8, 12, 15]) if length < 24 else rng.choice([1, 8, 16])
         n = rng.choice([2, 3]) if kind in ("n", "all") and rng.random() < 0.6 else 1
-        beams = n == 1 and (kind == "beams" and rng.random() < 0.6 or kind == "all" and rng.random() < 0.4)
+        beams = n == 1 and ((kind == "beams" and rng.random() < 0.6) or (kind == "all" and rng.random() < 0.4))
         params = SamplingParams(
             n=n,
             max_tokens=max_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from octavo.core.descriptors import PoolShape, SchedulerPlugin
 from octavo.core.kv import Allocator
 from octavo.core.options import SchedulerOptions
+from octavo.core.request import Sequence
 from octavo.core.scheduling import Scheduler
 from octavo.core.testing.fake_runner import FailurePoint
 from octavo.core.testing.mad_scheduler import MadScheduler
@@ -18,6 +19,7 @@ from octavo.core.testing.rig import Rig
 from octavo.core.tokenizer import Tokenizer
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
+from octavo.plugins.allocators.paged.allocator import PagedAllocator
 from octavo.plugins.schedulers.continuous import CONTINUOUS, ContinuousOptions
 from octavo.plugins.schedulers.static import STATIC, StaticOptions
 
@@ -37,11 +39,40 @@ SCHEDULERS: dict[str, Callable[[Case, Allocator], Scheduler]] = {
 }
 
 
+class SharingAllocator(PagedAllocator):
+    """Paged, and whoever opens finds the full blocks of the longest equal prefix that another live sequence has committed.
+
+    The least of a prefix cache: enough to see who shares KV before it is written, and a lead that starts beyond its common prefix.
+    """
+
+    searching = True  # not while a sequence is opened on given blocks
+
+    def open(self, sequence: Sequence) -> int:
+        """Pinned by reference count; at least one token is left to compute."""
+        tokens, longest, found = sequence.tokens(), 0, None
+        for other, table in self._tables.items() if self.searching else ():
+            known = other.tokens(0, table.num_filled)
+            most = min(len(tokens) - 1, len(known))
+            equal = next((i for i in range(most) if tokens[i] != known[i]), most) // self.block_size
+            if equal > longest and other.request.cache_key == sequence.request.cache_key:
+                longest, found = equal, table
+        if found is None:
+            return super().open(sequence)
+        self.adopt(sequence, found.blocks[:longest], longest * self.block_size)
+        return longest * self.block_size
+
+    def adopt(self, sequence: Sequence, blocks: Seq[int], num_tokens: int) -> None:
+        """As ever, and without a search."""
+        self.searching = False
+        super().adopt(sequence, blocks, num_tokens)
+        self.searching = True
+
+
 def _pool(slots: int, host: int) -> PoolShape:
     return PoolShape(num_slots=slots, num_host_slots=host, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
 
 
-TINY = {"contiguous-max": 125, "contiguous-request": 100, "paged-1": 56, "paged-4": 56, "paged-16": 112}
+TINY = {"contiguous-max": 125, "contiguous-request": 100, "paged-1": 56, "paged-4": 56, "paged-16": 112, "sharing-4": 56}
 """Slots of a pool so small that requests preempt each other; those that can never fit are refused."""
 
 ALLOCATORS: dict[str, Callable[[int, int], Allocator]] = {
@@ -50,20 +81,25 @@ ALLOCATORS: dict[str, Callable[[int, int], Allocator]] = {
     "paged-1": lambda slots, host: PAGED.build(PagedOptions(block_size=1), _pool(slots, host)),
     "paged-4": lambda slots, host: PAGED.build(PagedOptions(block_size=4), _pool(slots, host)),
     "paged-16": lambda slots, host: PAGED.build(PagedOptions(block_size=16), _pool(slots, host)),
+    "sharing-4": lambda slots, host: SharingAllocator(capacity=slots, block_size=4, host_capacity=host),
 }
 
 
 class Stacks:
     """Names of all stacks, and the stack of a case."""
 
-    schedulers = list(SCHEDULERS)
-    allocators = list(ALLOCATORS)
+    schedulers = tuple(SCHEDULERS)
+    allocators = tuple(ALLOCATORS)
 
     def make(self, case: Case) -> tuple[Scheduler, Allocator]:
         """A new scheduler and allocator."""
         slots = 512 if case.ample else TINY[case.allocator]
         kv = ALLOCATORS[case.allocator](slots, 112 if case.preemption == "swap" else 0)
         return SCHEDULERS[case.scheduler](case, kv), kv
+
+    def sharing(self, slots: int) -> Allocator:
+        """A pool in which an equal prefix of a live sequence is found."""
+        return SharingAllocator(capacity=slots, block_size=4)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from octavo.core.forks import advance_beams, common_prefix, pick_beams, rejoin, 
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.fake_model import decode_alone
+from octavo.plugins.schedulers.static import STATIC
 
 PROMPT = (1, 2, 3, 1)
 
@@ -135,16 +136,27 @@ def test_samples_share_the_prompt_and_copy_one_block_each(new_rig: Callable[...,
     rig = new_rig(block_size=4)
     r = rig.add(10, 3, n=4)
     rig.step()
-    tables = [rig.kv.table(sequence)[0].tolist() for sequence in r.sequences]
-    assert len(tables) == 4 and all(table == tables[0] for table in tables)
+    assert len(r.sequences) == 4 and rig.kv.usage().filled + rig.kv.usage().held == 3 * 4
     rig.step()
-    tables = [rig.kv.table(sequence)[0].tolist() for sequence in r.sequences]
+    tables = [rig.runner.blocks(sequence) for sequence in r.sequences]
     assert len({tuple(table[:2]) for table in tables}) == 1
     assert len({table[2] for table in tables}) == 4
     assert [transfer.kind for transfer in rig.plans[-1].transfers] == ["copy"] * 3
     assert rig.kv.usage().filled + rig.kv.usage().held == (2 + 4) * 4
     rig.finish()
     assert rig.answers(r) == decode_alone(r)
+
+
+def test_a_fork_shares_only_what_is_computed(new_rig: Callable[..., Any]) -> None:
+    """Blocks that the lead has reserved beyond its prompt are its own: the others take new ones, and nothing is copied."""
+    rig = new_rig(STATIC, block_size=4)
+    r = rig.add(8, 12, n=3)
+    rig.step(2)
+    tables = [rig.runner.blocks(sequence) for sequence in r.sequences]
+    assert [len(table) for table in tables] == [5, 3, 3]
+    assert len({tuple(table[:2]) for table in tables}) == 1 and len({table[2] for table in tables}) == 3
+    assert rig.plans[-1].transfers == ()
+    rig.finish()
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
@@ -159,3 +171,23 @@ def test_a_family_is_preempted_and_comes_back_as_a_whole(preemption: str, many: 
     assert sum(report.num_failed for report in rig.reports) == 0
     assert (sum(report.transfers.get("out", 0) for report in rig.reports) > 0) == (preemption == "swap")
     assert rig.answers(group) == decode_alone(group) and rig.answers(first) == decode_alone(first)
+
+
+def test_a_lead_that_finds_more_than_the_common_prefix(new_rig: Callable[..., Any], stacks: Any) -> None:
+    """Its siblings fork at the common prefix, from a lead that a cache has brought further."""
+    rig = new_rig(kv=stacks.sharing(128))
+    rig.add(8, 20, seed=7)
+    rig.step(3)
+    group = rig.add(8, 12, n=2, seed=7)  # its lead samples what the first request samples
+    rig.step(8)
+    plan = rig.scheduler.plan()
+    rig.scheduler.preempt(plan, group)
+    plan.build()
+    common = group.restore
+    rig.step()
+    lead, other = group.sequences
+    assert group.restore is None and common is not None and common < 16
+    chunks = {chunk.sequence: chunk for chunk in rig.plans[-1].chunks}
+    assert chunks[lead].start == 12 and chunks[other].start == common
+    rig.finish()
+    assert rig.answers(group) == decode_alone(group)

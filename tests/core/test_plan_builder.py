@@ -15,9 +15,7 @@ from octavo.plugins.allocators.paged import PAGED, PagedOptions
 
 
 def pool(slots: int = 64, block_size: int = 4) -> Allocator:
-    return PAGED.build(
-        PagedOptions(block_size=block_size), PoolShape(num_slots=slots, num_host_slots=0, max_model_len=64, max_num_seqs=8)
-    )
+    return PAGED.build(PagedOptions(block_size=block_size), PoolShape(num_slots=slots, num_host_slots=0, max_model_len=64, max_num_seqs=8))
 
 
 def running(kv: Allocator, prompt_len: int = 8, max_tokens: int = 8, *, n: int = 1, beam_width: int = 0, name: str = "r") -> Request:
@@ -126,6 +124,21 @@ def test_drop_refunds_the_budget() -> None:
     assert victim.sequences[0].num_scheduled == 0
 
 
+def test_slots_of_a_dropped_chunk_stay_granted() -> None:
+    """They are used when the request is planned again, and nothing is granted twice (known fault 15)."""
+    kv = pool()
+    request, plan = running(kv), builder(kv)
+    plan.add(request)
+    held = kv.usage().held
+    plan.drop(request)
+    plan.build()
+    again = builder(kv)
+    again.add(request)
+    assert held == kv.usage().held == 8
+    kv.close(request.sequences[0])
+    assert kv.usage().held == 0
+
+
 def test_what_does_not_run_cannot_be_planned() -> None:
     """A policy that plans a request which it has not admitted breaks its contract."""
     kv = pool()
@@ -175,7 +188,13 @@ def test_one_awaited_sequence_holds_its_whole_request() -> None:
 
 def test_drafts_come_from_what_is_left() -> None:
     """Budget, the request's end and the pool bound them; they are awaited; logits are wanted from the last known token."""
-    for budget, max_tokens, slots, expected in ((32, 8, 64, (1, 2, 3)), (3, 8, 64, (1, 2)), (1, 8, 64, ()), (32, 3, 64, (1,)), (32, 8, 8, ())):
+    for budget, max_tokens, slots, expected in (
+        (32, 8, 64, (1, 2, 3)),
+        (3, 8, 64, (1, 2)),
+        (1, 8, 64, ()),
+        (32, 3, 64, (1,)),
+        (32, 8, 8, ()),
+    ):
         kv = pool(slots, block_size=2)
         request = computed(kv, running(kv, 6, max_tokens))
         plan = builder(kv, budget, guesses=[1, 2, 3])
