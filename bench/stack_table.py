@@ -65,16 +65,17 @@ def compare_stacks(
             yield Row(stack=report, problem="; ".join(report.problems))
             continue
         try:
-            yield _run(registry, replace(config, **_choices(config, report)), loaded, report, prompts, params, expected)
+            yield _run(registry, _with_stack(config, report), loaded, report, prompts, params, expected)
         except OctavoError as error:
             yield Row(stack=report, problem=str(error))
 
 
-def _choices(config: EngineConfig, report: StackReport) -> dict[str, object]:
-    """The stack's plugins with default options, but the scheduler's common ones as configured."""
-    common = {name: getattr(config.scheduler.options, name) for name in ("max_num_seqs",)}
-    scheduler = replace(report.stack.scheduler, options=report.stack.scheduler.options.model_copy(update=common))
-    return {"scheduler": scheduler, "allocator": report.stack.allocator, "kernel": report.stack.kernel, "ops": report.stack.ops}
+def _with_stack(config: EngineConfig, report: StackReport) -> EngineConfig:
+    """The stack's plugins with default options, but max_num_seqs as configured."""
+    stack = report.stack
+    options = stack.scheduler.options.model_copy(update={"max_num_seqs": config.scheduler.options.max_num_seqs})  # type: ignore[attr-defined]
+    scheduler = replace(stack.scheduler, options=options)
+    return replace(config, scheduler=scheduler, allocator=stack.allocator, kernel=stack.kernel, ops=stack.ops)
 
 
 def _run(

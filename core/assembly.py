@@ -23,8 +23,7 @@ from octavo.core.memory import GIB, PoolSize, size_pool
 from octavo.core.model import Model
 from octavo.core.registry import Registry
 from octavo.core.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
-from octavo.core.sources import ModelSource
-from octavo.core.sources import resolve as resolve_source
+from octavo.core.sources import ModelSource, resolve as resolve_source
 from octavo.core.stack import Choice
 from octavo.core.tokenizer import Tokenizer
 from octavo.core.torch_runner import TorchRunner

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 
 from octavo.core.clock import Clock, MonotonicClock
-from octavo.core.errors import EngineStuckError, PluginContractError, RequestError
+from octavo.core.errors import EngineStuckError, PluginContractError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate, advance_beams, split
 from octavo.core.kv import Allocator
@@ -25,6 +25,7 @@ from octavo.core.output_text import OutputText
 from octavo.core.outputs import RequestOutput, completed, step_report, streamed
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence, Status
+from octavo.core.request_checks import check_request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
 from octavo.core.stopping import resolve_stop_ids
@@ -123,41 +124,13 @@ class Engine:
             stream=stream,
             prompt_text=prompt_text,
         )
-        self._check(request)
+        check_request(request, self)
         if not beam_width:
             request.sequences[0].text = self._new_text(request)
         self.requests[request.id] = request
         self._next_order += 1
         self.scheduler.add(request)
         return request
-
-    def _check(self, request: Request) -> None:
-        """Refuse what can never be served, with the numbers."""
-        length, limit, kv = len(request.prompt), self.max_model_len, self.kv
-        if request.id in self.requests:
-            raise RequestError(f"request id {request.id!r} is in use by an unfinished request", field="request_id")
-        if not length:
-            raise RequestError("the prompt is empty: give at least one token", field="prompt")
-        strange = next((t for t in request.prompt if not 0 <= t < self.vocab_size), None)
-        if strange is not None:
-            raise RequestError(f"prompt token id {strange} is outside the vocabulary (0..{self.vocab_size - 1})", field="prompt")
-        if length >= limit:
-            raise RequestError(f"the prompt has {length} tokens, max_model_len is {limit} and one must be left to answer", field="prompt")
-        if length + request.max_tokens > limit:
-            raise RequestError(
-                f"{length} prompt tokens + max_tokens {request.max_tokens} = {length + request.max_tokens} "
-                f"exceed max_model_len {limit}: ask for at most {limit - length}",
-                field="max_tokens",
-            )
-        if request.beam_width and request.params.n > 1:
-            raise RequestError(f"beam search returns its beams: it takes n = 1, not {request.params.n}", field="n")
-        self.scheduler.check(request)
-        if not kv.fits(request):
-            raise RequestError(
-                f"the request can never fit the KV pool: {request.width} x ({length} prompt + {request.max_tokens} output tokens), "
-                f"the pool has {kv.capacity} slots: ask for fewer tokens or enlarge it (num_kv_slots, kv_cache_memory)",
-                field="max_tokens",
-            )
 
     def _new_text(self, request: Request) -> OutputText:
         return OutputText(self.tokenizer, params=request.params, stop_ids=request.stop_ids, max_tokens=request.max_tokens)

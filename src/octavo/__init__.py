@@ -17,9 +17,7 @@ from octavo._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from octavo.core.errors import OctavoError as OctavoError
-    from octavo.core.outputs import CompletionOutput as CompletionOutput
-    from octavo.core.outputs import RequestOutput as RequestOutput
-    from octavo.core.outputs import StepReport as StepReport
+    from octavo.core.outputs import CompletionOutput as CompletionOutput, RequestOutput as RequestOutput, StepReport as StepReport
     from octavo.core.sampling_params import SamplingParams as SamplingParams
     from octavo.llm import LLM as LLM
 

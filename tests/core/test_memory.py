@@ -54,7 +54,9 @@ def test_kv_bytes_of_llama_3b() -> None:
     assert kv_bytes_per_token(shape, "float32") == 2 * 114_688
 
 
-@pytest.mark.parametrize(("length", "line"), [(8192, "41.75x"), (2048, "167.00x"), (4096, "83.50x"), (16_384, "20.88x"), (32_768, "10.44x")])
+@pytest.mark.parametrize(
+    ("length", "line"), [(8192, "41.75x"), (2048, "167.00x"), (4096, "83.50x"), (16_384, "20.88x"), (32_768, "10.44x")]
+)
 def test_start_up_log_of_a_gpu(length: int, line: str) -> None:
     """44,828,721,152 bytes and 4 GiB of swap space are 21,376 GPU blocks and 2,048 CPU blocks; concurrency is slots / length."""
     size = pool(kv_cache_memory=44_828_721_152, swap_space=4, max_model_len=length)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # The only modules of core that may import torch. A new module is light, or its author adds it here.
-TORCH = {"assembly", "attention", "inputs", "model", "reference_attention", "sampler", "torch_runner"}
+TORCH = {"assembly", "attention", "devices", "inputs", "model", "reference_attention", "sampler", "torch_runner"}
 # What the file plan promises to be without torch, so that no rename takes a module out of this test unseen.
 PROMISED = [
     *("errors", "clock", "sampling_params", "request", "plan", "plan_builder", "kv", "scheduling", "forks", "execution", "outputs"),
@@ -40,14 +40,19 @@ def entry_modules() -> list[str]:
 
 
 def plugin_modules() -> list[str]:
-    """The built-in plugins' descriptor modules, as they lie on disk: what a kind's folder holds and does not call private."""
+    """The built-in plugins' descriptor modules, as they lie on disk: what lies in a kind's folder and implements a hook."""
     folders = [folder for folder in (ROOT / "plugins").iterdir() if (folder / "__init__.py").exists()]
     return sorted(
         f"octavo.plugins.{folder.name}.{entry.stem}"
         for folder in folders
         for entry in folder.iterdir()
-        if not entry.name.startswith("_") and (entry.suffix == ".py" or (entry / "__init__.py").exists())
+        if "@hookimpl" in _source(entry)
     )
+
+
+def _source(entry: Path) -> str:
+    file = entry / "__init__.py" if entry.is_dir() else entry
+    return file.read_text() if file.suffix == ".py" and file.exists() else ""
 
 
 def imported_by(module: str, *, among: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,51 @@
+"""What can never be served is refused at submit, with the numbers, and never queued.
+
+Limits of classes are the scheduler's (`Scheduler.check`), sampling parameters check themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.core.errors import RequestError
+from octavo.core.request import Request
+
+if TYPE_CHECKING:
+    from octavo.core.engine import Engine
+
+
+def check_request(request: Request, engine: Engine) -> None:
+    """Raises RequestError that names the field."""
+    if request.id in engine.requests:
+        raise RequestError(f"request id {request.id!r} is in use by an unfinished request", field="request_id")
+    for field, value, kind in (("priority", request.priority, int), ("class", request.class_name, str), ("user", request.user, str)):
+        if type(value) is not kind:
+            raise RequestError(f"{field} must be {'a whole number' if kind is int else 'text'}, not {value!r}", field=field)
+    _check_prompt(request.prompt, engine)
+    length, limit, kv = len(request.prompt), engine.max_model_len, engine.kv
+    if length + request.max_tokens > limit:
+        raise RequestError(
+            f"{length} prompt tokens + max_tokens {request.max_tokens} = {length + request.max_tokens} "
+            f"exceed max_model_len {limit}: ask for at most {limit - length}",
+            field="max_tokens",
+        )
+    if request.beam_width and request.params.n > 1:
+        raise RequestError(f"beam search returns its beams: it takes n = 1, not {request.params.n}", field="n")
+    engine.scheduler.check(request)
+    if not kv.fits(request):
+        raise RequestError(
+            f"the request can never fit the KV pool: {request.width} x ({length} prompt + {request.max_tokens} output tokens), "
+            f"the pool has {kv.capacity} slots: ask for fewer tokens or enlarge it (num_kv_slots, kv_cache_memory)",
+            field="max_tokens",
+        )
+
+
+def _check_prompt(prompt: tuple[int, ...], engine: Engine) -> None:
+    length, limit = len(prompt), engine.max_model_len
+    if not length:
+        raise RequestError("the prompt is empty: give at least one token", field="prompt")
+    strange = next((token for token in prompt if type(token) is not int or not 0 <= token < engine.vocab_size), None)
+    if strange is not None:
+        raise RequestError(f"prompt token id {strange!r} is outside the vocabulary (0..{engine.vocab_size - 1})", field="prompt")
+    if length >= limit:
+        raise RequestError(f"the prompt has {length} tokens, max_model_len is {limit} and one must be left to answer", field="prompt")
