@@ -149,9 +149,8 @@ def main(argv: Seq[str] | None = None) -> int:
     scheduler = cast(SchedulerPlugin, registry.get("scheduler", args.scheduler))
     allocator = cast(AllocatorPlugin, registry.get("allocator", args.allocator))
     tokenizer = Tokenizer.from_folder(args.tokenizer) if args.tokenizer else None
-    print(
-        f"{args.scheduler} + {args.allocator}, {'with' if tokenizer else 'without'} a tokenizer; median of {args.steps} steps, microseconds of CPU time"
-    )
+    with_text = "with a tokenizer" if tokenizer else "without text"
+    print(f"{args.scheduler} + {args.allocator}, {with_text}; median of {args.steps} steps, microseconds of CPU time")
     print(f"{'rows':>6}{'schedule':>10}{'inputs':>10}{'apply':>10}{'(detokenise)':>14}{'total':>10}{'a row':>8}")
     for rows in ROWS:
         times = measure(rows, scheduler=scheduler, allocator=allocator, tokenizer=tokenizer, steps=args.steps)
