@@ -47,6 +47,10 @@ class SharingAllocator(PagedAllocator):
 
     searching = True  # not while a sequence is opened on given blocks
 
+    def __init__(self, *, capacity: int, block_size: int, host_capacity: int = 0) -> None:
+        super().__init__(capacity=capacity, block_size=block_size, host_capacity=host_capacity)
+        self.hits: list[int] = []  # of each search
+
     def open(self, sequence: Sequence) -> int:
         """Pinned by reference count; at least one token is left to compute."""
         tokens, longest, found = sequence.tokens(), 0, None
@@ -56,6 +60,8 @@ class SharingAllocator(PagedAllocator):
             equal = next((i for i in range(most) if tokens[i] != known[i]), most) // self.block_size
             if equal > longest and other.request.cache_key == sequence.request.cache_key:
                 longest, found = equal, table
+        if self.searching:
+            self.hits.append(longest * self.block_size)
         if found is None:
             return super().open(sequence)
         self.adopt(sequence, found.blocks[:longest], longest * self.block_size)
@@ -97,7 +103,7 @@ class Stacks:
         kv = ALLOCATORS[case.allocator](slots, 112 if case.preemption == "swap" else 0)
         return SCHEDULERS[case.scheduler](case, kv), kv
 
-    def sharing(self, slots: int) -> Allocator:
+    def sharing(self, slots: int) -> SharingAllocator:
         """A pool in which an equal prefix of a live sequence is found."""
         return SharingAllocator(capacity=slots, block_size=4)
 
