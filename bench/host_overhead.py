@@ -25,11 +25,11 @@ from octavo.core.engine import Engine
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.inputs import InputBuilder
 from octavo.core.kv import Allocator
-from octavo.core.output_text import OutputText
 from octavo.core.plan import BatchPlan
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.output_text import OutputText
+from octavo.core.text.tokenizer import Tokenizer
 
 ROWS = (32, 64, 128, 256, 512)
 PROMPT_LEN = 64

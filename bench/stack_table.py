@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from octavo.bench.run_totals import RunTotals
 from octavo.core.assembly import LoadedModel, build_engine, load_model
 from octavo.core.compat import StackReport, reports
-from octavo.core.config import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.settings.config import EngineConfig
 from octavo.llm import LLM
 
 

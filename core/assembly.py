@@ -15,17 +15,17 @@ from typing import cast
 import torch
 
 from octavo.core.clock import Clock, MonotonicClock
-from octavo.core.config import EngineConfig
 from octavo.core.descriptors import AllocatorPlugin, Facts, KernelPlugin, ModelPlugin, ModelShape, OpsPlugin, PoolShape, SchedulerPlugin
 from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
 from octavo.core.engine import Engine
 from octavo.core.memory import GIB, PoolSize, size_pool
 from octavo.core.model import Model
 from octavo.core.registry import Registry
-from octavo.core.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
+from octavo.core.settings.config import EngineConfig
+from octavo.core.settings.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
 from octavo.core.sources import ModelSource, resolve as resolve_source
 from octavo.core.stack import Choice
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.tokenizer import Tokenizer
 from octavo.core.torch_runner import TorchRunner
 
 logger = logging.getLogger("octavo")

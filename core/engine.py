@@ -21,15 +21,15 @@ from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate, advance_beams, split
 from octavo.core.kv import Allocator
 from octavo.core.observers import Observers
-from octavo.core.output_text import OutputText
 from octavo.core.outputs import RequestOutput, completed, step_report, streamed
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.request_checks import check_request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
-from octavo.core.stopping import resolve_stop_ids
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.output_text import OutputText
+from octavo.core.text.stopping import resolve_stop_ids
+from octavo.core.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

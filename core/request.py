@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from octavo.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.core.output_text import OutputText
     from octavo.core.plan import Chunk
+    from octavo.core.text.output_text import OutputText
 
 
 class Status(Enum):

@@ -17,12 +17,12 @@ from octavo.cli import COMMANDS, build_parser
 from octavo.core import hookspecs
 from octavo.core.capabilities import CAPABILITIES
 from octavo.core.compat import markdown_table, reports
-from octavo.core.config_schema import json_schema
 from octavo.core.descriptors import KINDS
-from octavo.core.engine_settings import EngineSettings
 from octavo.core.options import ClassLimits
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import FIELDS, allowed
+from octavo.core.settings.engine import EngineSettings
+from octavo.core.settings.schema import json_schema
 from octavo.core.sources import CATALOGUE, DEFAULT_MODEL
 
 FOLDER = Path(__file__).parent / "reference"

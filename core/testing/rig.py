@@ -18,7 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
 from octavo.core.testing.fake_model import EOS, VOCAB_SIZE
 from octavo.core.testing.fake_runner import FailurePoint, FakeRunner
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.tokenizer import Tokenizer
 
 _OF_THE_REQUEST = {"request_id", "priority", "class_name", "user", "beam_width", "stream"}
 

@@ -15,14 +15,14 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from octavo.core.assembly import BuiltEngine, build_engine, load_model
-from octavo.core.config import load_config
 from octavo.core.engine import Engine
 from octavo.core.errors import EngineError, RequestError
-from octavo.core.flat_settings import from_flat
 from octavo.core.outputs import RequestOutput
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.settings.config import load_config
+from octavo.core.settings.flat import from_flat
+from octavo.core.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
 """Text, or a mapping with `prompt` or `prompt_token_ids` and, if wanted, `priority`, `class` and `user` of its own."""
@@ -35,7 +35,7 @@ class LLM:
 
     `model` is a folder, a hub id, a GGUF file or a catalogue name. `scheduler`, `allocator`, `kernel`, `ops` and `model_plugin` take a
     plugin's name or its table, `{"plugin": "paged", "block_size": 4}`; `settings` are flat names such as `max_num_seqs`, `block_size`,
-    `max_model_len`, `num_kv_slots`, `dtype` (all of them: `octavo.core.flat_settings`). `config` is a TOML file that they override.
+    `max_model_len`, `num_kv_slots`, `dtype` (all of them: `octavo.core.settings.flat`). `config` is a TOML file that they override.
 
     Raises ConfigError and its children, ModelSourceError.
     """

@@ -16,7 +16,7 @@ from octavo.core.testing.fake_runner import FailurePoint
 from octavo.core.testing.mad_scheduler import MadScheduler
 from octavo.core.testing.random_runs import CLASSES, MAX_MODEL_LEN, MAX_NUM_SEQS, Case
 from octavo.core.testing.rig import Rig
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.tokenizer import Tokenizer
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
 from octavo.plugins.allocators.paged.allocator import PagedAllocator

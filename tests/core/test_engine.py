@@ -18,7 +18,7 @@ from octavo.core.scheduling import Scheduler
 from octavo.core.testing.fake_model import EOS, decode_alone
 from octavo.core.testing.fake_runner import FailurePoint, InjectedFailure
 from octavo.core.testing.rig import Rig
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.tokenizer import Tokenizer
 
 NewRig = Callable[..., Rig]
 

@@ -225,8 +225,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a refused request changes the seeds": breaks(
         Engine.add_request,
-        "self._check(request)",
-        "self._next_order += 1; self._check(request)",
+        "check_request(request, self)",
+        "self._next_order += 1; check_request(request, self)",
         ENGINE + "test_a_refused_request_leaves_no_trace",
     ),
     "a rollback leaves tokens scheduled": breaks(Engine._rollback, "sequence.num_scheduled = chunk.start", "pass", failures=True),

@@ -10,10 +10,10 @@ from typing import Any
 
 from octavo.core.assembly import BuiltEngine, LoadedModel, build_engine, load_model
 from octavo.core.compat import StackReport, reports
-from octavo.core.config import load_config
 from octavo.core.outputs import RequestOutput, StepReport
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.settings.config import load_config
 from octavo.core.sources import ModelSource
 from octavo.core.stack import Stack
 from octavo.llm import LLM

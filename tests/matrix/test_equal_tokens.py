@@ -13,9 +13,9 @@ import pytest
 from allpairspy import AllPairs
 
 from octavo.core.assembly import build_engine
-from octavo.core.config import load_config
 from octavo.core.errors import IncompatibleStackError
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.settings.config import load_config
 from octavo.core.stack import Stack
 from octavo.llm import LLM
 from tests.matrix.stacks import REGISTRY, Steps, build, generate, loaded, settings, stack_reports

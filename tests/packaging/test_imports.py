@@ -15,7 +15,7 @@ TORCH = {"assembly", "attention", "devices", "inputs", "model", "reference_atten
 # What the file plan promises to be without torch, so that no rename takes a module out of this test unseen.
 PROMISED = [
     *("errors", "clock", "sampling_params", "request", "plan", "plan_builder", "kv", "scheduling", "forks", "execution", "outputs"),
-    *("engine", "options", "descriptors", "hookspecs", "registry", "config", "compat", "memory"),
+    *("engine", "options", "descriptors", "hookspecs", "registry", "settings.config", "compat", "memory"),
 ]
 # Listing plugins needs these, so they do without numpy and the rest too.
 LISTING = ("errors", "options", "descriptors", "hookspecs", "registry")
@@ -23,7 +23,7 @@ HEAVY = ("torch", "numpy", "transformers", "triton")
 
 
 def exists(name: str) -> bool:
-    return (ROOT / "core" / f"{name}.py").exists()
+    return (ROOT / "core" / f"{name.replace('.', '/')}.py").exists()
 
 
 def core_modules() -> list[str]:
@@ -43,10 +43,7 @@ def plugin_modules() -> list[str]:
     """The built-in plugins' descriptor modules, as they lie on disk: what lies in a kind's folder and implements a hook."""
     folders = [folder for folder in (ROOT / "plugins").iterdir() if (folder / "__init__.py").exists()]
     return sorted(
-        f"octavo.plugins.{folder.name}.{entry.stem}"
-        for folder in folders
-        for entry in folder.iterdir()
-        if "@hookimpl" in _source(entry)
+        f"octavo.plugins.{folder.name}.{entry.stem}" for folder in folders for entry in folder.iterdir() if "@hookimpl" in _source(entry)
     )
 
 

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from octavo.cli import COMMANDS
-from octavo.core.config_schema import json_schema
 from octavo.core.registry import Registry
+from octavo.core.settings.schema import json_schema
 
 
 def add_parser(subparsers: Any) -> None:

@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from octavo.core.config import EngineConfig, load_config
-from octavo.core.config_sources import from_command_line
 from octavo.core.registry import Registry
+from octavo.core.settings.config import EngineConfig, load_config
+from octavo.core.settings.layers import from_command_line
 
 if TYPE_CHECKING:
     from octavo.llm import LLM

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from octavo.core.config import EngineConfig, load_config
-from octavo.core.config_schema import json_schema
-from octavo.core.config_sources import from_command_line, value_of
 from octavo.core.errors import InvalidOptionsError, UnknownPluginError
-from octavo.core.flat_settings import from_flat
 from octavo.core.options import PluginOptions, SchedulerOptions
 from octavo.core.registry import Registry
+from octavo.core.settings.config import EngineConfig, load_config
+from octavo.core.settings.flat import from_flat
+from octavo.core.settings.layers import from_command_line, value_of
+from octavo.core.settings.schema import json_schema
 from octavo.core.testing.fake_plugins import fake_allocator, fake_kernel, fake_model, fake_ops, fake_scheduler
 
 

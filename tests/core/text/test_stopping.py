@@ -7,7 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.stopping import StopChecker, StopText, resolve_stop_ids
+from octavo.core.text.stopping import StopChecker, StopText, resolve_stop_ids
 
 
 def cut(text: str, stops: list[str], *, include: bool, exempt: int = 0) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from octavo.core.options import PluginOptions
-from octavo.core.sizes import Size
+from octavo.core.settings.sizes import Size
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import tokenizers
 
-    from octavo.core.tokenizer import Tokenizer
+    from octavo.core.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.core.detokenizer import IncrementalDetokenizer
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.stopping import FinishReason, StopChecker, StopText
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.detokenizer import IncrementalDetokenizer
+from octavo.core.text.stopping import FinishReason, StopChecker, StopText
+from octavo.core.text.tokenizer import Tokenizer
 
 
 class OutputText:

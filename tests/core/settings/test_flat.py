@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import InvalidOptionsError
-from octavo.core.flat_settings import NAMES, from_flat
+from octavo.core.settings.flat import NAMES, from_flat
 
 PLACES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model": ("folder", {"model": {"source": "folder"}}),

@@ -1,7 +1,7 @@
 """TOML file, environment, command line and Python settings become one checked `EngineConfig`.
 
 Precedence: defaults < file < environment < command line or Python. All that is wrong is reported at once, each with its place and, where
-it was not just typed, its source. What needs the model (its length, `auto` choices) is left to `octavo.core.resolve`.
+it was not just typed, its source. What needs the model (its length, `auto` choices) is left to `octavo.core.settings.resolve`.
 Must not know: models, devices, torch.
 """
 
@@ -16,12 +16,12 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from octavo.core.config_sources import Layer, Table, from_environment, from_file, merge, origin_of
 from octavo.core.descriptors import KINDS
-from octavo.core.engine_settings import EngineSettings
 from octavo.core.errors import InvalidOptionsError, OctavoError
 from octavo.core.options import SchedulerOptions
 from octavo.core.registry import Registry
+from octavo.core.settings.engine import EngineSettings
+from octavo.core.settings.layers import Layer, Table, from_environment, from_file, merge, origin_of
 from octavo.core.stack import Choice
 from octavo.core.suggest import did_you_mean
 
@@ -45,7 +45,7 @@ USUAL_UTILIZATION = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Checked settings. A plugin that is None is `auto`: chosen by `octavo.core.resolve` once model and device are known."""
+    """Checked settings. A plugin that is None is `auto`: chosen by `octavo.core.settings.resolve` once model and device are known."""
 
     source: str
     model: Choice | None

@@ -16,9 +16,9 @@ from typing import Any
 
 import tokenizers
 
-from octavo.core.chat_template import NO_TEMPLATE, ChatTemplate
-from octavo.core.detokenizer import Streams, streams_for
 from octavo.core.errors import ModelSourceError, RequestError
+from octavo.core.text.chat_template import NO_TEMPLATE, ChatTemplate
+from octavo.core.text.detokenizer import Streams, streams_for
 
 
 class Tokenizer:

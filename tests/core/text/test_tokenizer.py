@@ -13,7 +13,7 @@ import pytest
 
 from octavo.core.errors import ModelSourceError, RequestError
 from octavo.core.testing.small_tokenizers import KINDS
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.tokenizer import Tokenizer
 
 TEXTS = [
     "",
@@ -368,7 +368,7 @@ def test_unreadable_folders(tmp_path: Path) -> None:
 def test_text_needs_neither_torch_nor_transformers() -> None:
     """Seconds of imports that a tokenizer doesn't need."""
     code = (
-        "import sys, octavo.core.output_text, octavo.core.tokenizer, octavo.core.sampling_params\n"
+        "import sys, octavo.core.text.output_text, octavo.core.text.tokenizer, octavo.core.sampling_params\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'jinja2') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from octavo.core.config import load_config
 from octavo.core.descriptors import Descriptor
-from octavo.core.engine_settings import EngineSettings
 from octavo.core.errors import IncompatibleStackError, InvalidOptionsError
 from octavo.core.registry import Provider, Registry
-from octavo.core.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
+from octavo.core.settings.config import load_config
+from octavo.core.settings.engine import EngineSettings
+from octavo.core.settings.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
 from octavo.core.testing.fake_plugins import TINY_CONFIG, fake_allocator, fake_kernel, fake_model, fake_ops, fake_scheduler, fake_shape
 
 THIRD_PARTY = Provider("octavo-fast", "2.0")

@@ -11,12 +11,12 @@ from itertools import product
 from typing import Any, cast
 
 from octavo.core.compat import EXCHANGEABLE, problems, raise_if_incompatible
-from octavo.core.config import EngineConfig
 from octavo.core.descriptors import Facts, ModelPlugin, ModelShape, SchedulerPlugin
-from octavo.core.engine_settings import EngineSettings
 from octavo.core.errors import IncompatibleStackError, InvalidOptionsError
 from octavo.core.options import SchedulerOptions
 from octavo.core.registry import Registry
+from octavo.core.settings.config import EngineConfig
+from octavo.core.settings.engine import EngineSettings
 from octavo.core.stack import Choice, Stack
 
 CHUNKED_BUDGET = 2048  # tokens a step, where a scheduler cuts prompts and nobody says otherwise

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Backend, decoders, models
 
-from octavo.core.detokenizer import IncrementalDetokenizer
 from octavo.core.testing.small_tokenizers import KINDS, SPECIAL_TOKENS
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.detokenizer import IncrementalDetokenizer
+from octavo.core.text.tokenizer import Tokenizer
 
 TEXT = "Hello, 안녕하세요 세계! 你好世界 😀👩‍👩‍👧🇰🇷 naïve ﷽ \n\n\tx ** 2 � isn't"
 

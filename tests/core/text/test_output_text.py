@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from octavo.core.errors import RequestError
-from octavo.core.output_text import OutputText
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.small_tokenizers import KINDS
-from octavo.core.tokenizer import Tokenizer
+from octavo.core.text.output_text import OutputText
+from octavo.core.text.tokenizer import Tokenizer
 
 EOS = 2  # "</s>"
 TEXT = "Hello world, 안녕하세요 세계! 😀 the end.\nUser: hi"

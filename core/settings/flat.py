@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from octavo.core.config_sources import Table, nested
-from octavo.core.engine_settings import EngineSettings
 from octavo.core.errors import InvalidOptionsError
+from octavo.core.settings.engine import EngineSettings
+from octavo.core.settings.layers import Table, nested
 from octavo.core.suggest import did_you_mean
 
 PLUGINS = {"model_plugin": "model", "scheduler": "scheduler", "allocator": "allocator", "kernel": "kernel", "ops": "ops"}

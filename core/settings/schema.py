@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from octavo.core.config import AUTO, AUTO_KINDS, DEFAULTS
 from octavo.core.descriptors import KINDS
-from octavo.core.engine_settings import EngineSettings
 from octavo.core.options import PluginOptions
 from octavo.core.registry import Registry
+from octavo.core.settings.config import AUTO, AUTO_KINDS, DEFAULTS
+from octavo.core.settings.engine import EngineSettings
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
