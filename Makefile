@@ -56,13 +56,11 @@ stress: $(VENV)/.dev  ## the state machines, OCTAVO_STRESS_RUNS times
 
 check: lint types test  ## what a change must pass
 
-docs: $(VENV)/.installed  ## write the reference pages that come from the code
-	mkdir -p docs/reference
-	$(BIN)/octavo schema > docs/reference/config-schema.json
-	$(BIN)/octavo plugins > docs/reference/plugins.txt
+docs: $(VENV)/.dev  ## write the reference pages that come from the code
+	$(BIN)/python docs/build_reference.py
 
 bench: $(VENV)/.installed  ## measure on this machine
-	$(BIN)/python -m octavo.bench
+	$(BIN)/python -m octavo.bench.host_overhead
 
 clean:           ## remove all that make made
 	rm -rf .venv .venv-ci .typings build dist src/octavo.egg-info *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

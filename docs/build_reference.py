@@ -1,4 +1,5 @@
-"""Write docs/reference from the code: hooks, options, sampling parameters, the command line, stacks, the config's JSON schema.
+"""Write docs/reference from the code: hooks, options, sampling parameters, the command line, stacks, mutants, the
+config's JSON schema.
 
 `python docs/build_reference.py` writes; with `--check` it only says which page is out of date (exit status 1).
 """
@@ -108,6 +109,24 @@ def stacks(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def mutants() -> str:
+    """What was broken on purpose, and who notices: the tables of the tests."""
+    sys.path.insert(0, str(FOLDER.parents[1]))
+    from tests.core.test_mutants import MUTANTS as engine
+    from tests.plugins.allocators.test_mutants import MUTANTS as allocators
+
+    lines = [
+        "# Mutants",
+        "",
+        "Tests break one promise at a time and see that somebody notices.",
+        "",
+        "| what is broken | who notices |",
+        "|---|---|",
+    ]
+    lines += [f"| {name} | {mutant.noticed_by} |" for table in (engine, allocators) for name, mutant in table.items()]
+    return "\n".join(lines) + "\n"
+
+
 def pages() -> dict[str, Callable[[], str]]:
     """File name to the function that writes its text."""
     registry = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
@@ -116,6 +135,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "options.md": lambda: options(registry),
         "sampling.md": sampling,
         "command-line.md": command_line,
+        "mutants.md": mutants,
         "stacks.md": lambda: stacks(registry),
         "config.schema.json": lambda: json.dumps(json_schema(registry), indent=2, ensure_ascii=False) + "\n",
     }
