@@ -85,7 +85,7 @@ def sampling() -> str:
 
 def command_line() -> str:
     """What `octavo --help` and the help of each command print."""
-    os.environ["COLUMNS"] = "120"
+    os.environ.update(COLUMNS="120", NO_COLOR="1")
     lines = ["# Command line", "", "```", build_parser().format_help().strip(), "```", ""]
     for name in COMMANDS:
         parser = build_parser(name)
