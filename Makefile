@@ -60,6 +60,7 @@ docs: $(VENV)/.dev  ## write the reference pages that come from the code
 	$(BIN)/python docs/build_reference.py
 
 bench: $(VENV)/.installed  ## measure on this machine
+	$(BIN)/python -m octavo.bench.command_start
 	$(BIN)/python -m octavo.bench.host_overhead
 
 clean:           ## remove all that make made
