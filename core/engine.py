@@ -234,8 +234,6 @@ class Engine:
         delta, reason, kept = text.push(tokens)
         fresh = tokens if kept == len(tokens) else tokens[:kept]
         sequence.output += fresh
-        if delta:
-            sequence.released.append(delta)
         if request.first_token is None:
             request.first_token = self.clock.now()
         if request.stream:
@@ -282,7 +280,6 @@ class Engine:
             sequence.finish_reason = reason
             request.finished.append(sequence)
             tail = sequence.text.finish() if sequence.text is not None else ""
-            sequence.released.append(tail)
             if request.stream and not request.beam_width:
                 self._outputs.append(streamed(sequence, [], tail, reason=reason))
         self._complete(request)
@@ -292,8 +289,9 @@ class Engine:
         del self.requests[request.id]
         for sequence in request.finished:
             if request.beam_width and self.tokenizer is not None:
-                text = self._new_text(request)
-                sequence.released = [text.push(sequence.output)[0], text.finish()]
+                sequence.text = self._new_text(request)
+                sequence.text.push(sequence.output)
+                sequence.text.finish()
         answer = completed(request, finished_at=self.clock.now())
         if not request.stream or request.beam_width:
             self._outputs.append(answer)  # beams have no pieces: which of them wins is known at the end

@@ -85,7 +85,7 @@ def completed(request: Request, *, finished_at: float) -> RequestOutput:
     outputs = [
         CompletionOutput(
             number,
-            "".join(sequence.released),
+            sequence.text.text if sequence.text is not None else "",
             list(sequence.output),
             sequence.finish_reason,
             _stop_reason(sequence),

@@ -47,8 +47,7 @@ class Sequence:
     epoch: int = 0
     awaited: Chunk | None = None
     finish_reason: str | None = None
-    text: OutputText | None = None  # turns ids into text and says when to stop
-    released: list[str] = field(default_factory=list)  # text that may be shown, in pieces
+    text: OutputText | None = None  # turns ids into text, keeps it, and says when to stop
     prompt_len: int = field(init=False)
     max_positions: int = field(init=False)  # positions whose KV is ever written: the last token's is not
 

@@ -28,30 +28,19 @@ if TYPE_CHECKING:
 
 
 class IncrementalDetokenizer:
-    """The text of one output sequence."""
+    """Ids of one output sequence in, text out. Keeps what it needs to go on, not what it handed out."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        self._stream = tokenizer.streams(skip_special_tokens=skip_special_tokens).open()
-        self._parts: list[str] = []
+        stream = tokenizer.streams(skip_special_tokens=skip_special_tokens).open()
+        self._push, self._finish = stream.push, stream.finish
 
     def push(self, token_id: int) -> str:
         """The text that this token adds, "" while a character is incomplete."""
-        delta = self._stream.push(token_id)
-        if delta:
-            self._parts.append(delta)
-        return delta
+        return self._push(token_id)
 
     def finish(self) -> str:
         """The rest, when no token follows: an incomplete character comes out as U+FFFD."""
-        delta = self._stream.finish()
-        if delta:
-            self._parts.append(delta)
-        return delta
-
-    @property
-    def text(self) -> str:
-        """All that was emitted so far."""
-        return "".join(self._parts)
+        return self._finish()
 
 
 class Stream(Protocol):
