@@ -1,4 +1,4 @@
-"""Write docs/reference from the code: hooks, options, sampling parameters, the command line, stacks, mutants, the
+"""Write docs/reference from the code: hooks, options, sampling parameters, the command line, stacks, mutants, faults, the
 config's JSON schema.
 
 `python docs/build_reference.py` writes; with `--check` it only says which page is out of date (exit status 1).
@@ -6,10 +6,13 @@ config's JSON schema.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +130,28 @@ def mutants() -> str:
     return "\n".join(lines) + "\n"
 
 
+def faults() -> str:
+    """Known faults of engines, and the tests whose docstring names them."""
+    sentences = tomllib.loads((FOLDER.parent / "faults.toml").read_text(encoding="utf-8"))
+    tests: dict[str, list[str]] = {number: [] for number in sentences}
+    root = FOLDER.parents[1]
+    for file in sorted((root / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                for numbers in re.findall(r"[Ff]aults? (\d+(?:(?:, | and )\d+)*)", ast.get_docstring(node) or ""):
+                    for number in re.findall(r"\d+", numbers):
+                        tests[number].append(f"`{file.relative_to(root / 'tests')}::{node.name}`")
+    lines = [
+        "# Known faults",
+        "",
+        "What engines of this kind have got wrong, put as what must hold, and the tests that see to it here.",
+        "",
+    ]
+    lines += ["| | what must hold | tests |", "|---|---|---|"]
+    lines += [f"| {number} | {text} | {'<br>'.join(dict.fromkeys(tests[number]))} |" for number, text in sentences.items()]
+    return "\n".join(lines) + "\n"
+
+
 def pages() -> dict[str, Callable[[], str]]:
     """File name to the function that writes its text."""
     registry = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
@@ -136,6 +161,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "sampling.md": sampling,
         "command-line.md": command_line,
         "mutants.md": mutants,
+        "faults.md": faults,
         "stacks.md": lambda: stacks(registry),
         "config.schema.json": lambda: json.dumps(json_schema(registry), indent=2, ensure_ascii=False) + "\n",
     }

@@ -43,7 +43,7 @@ def test_right_attention_gives_the_tokens_of_transformers(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fault", ["ignored context", "dropped token", "shifted positions", "swapped KV heads", "ignored window"])
 def test_wrong_attention_changes_the_tokens_of_every_prompt(family: str, fault: str) -> None:
-    """No prompt continues as `generate` continues it, unless the model has nothing that the fault could break."""
+    """No prompt continues as `generate` continues it, unless the model has nothing that the fault could break (fault 53)."""
     layers = _model(family).layers
     blind = (fault == "swapped KV heads" and layers[0].num_kv_heads == 1) or (
         fault == "ignored window" and all(layer.window is None for layer in layers)

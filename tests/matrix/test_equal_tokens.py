@@ -61,7 +61,7 @@ def test_tokens_equal_transformers_in_full(name: str, family: str) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_the_tiny_pool_preempts(block_size: int) -> None:
-    """With blocks handed out as sequences grow, the tiny pool runs dry: the tokens above were right through preemptions."""
+    """With blocks handed out as sequences grow, the tiny pool runs dry (fault 14): the tokens above were right through preemptions."""
     growing = [name for name, stack in STACKS.items() if stack.scheduler.name == "continuous" and stack.allocator.name == "paged"]
     assert growing
     for name in growing:
