@@ -11,6 +11,7 @@ Must not know: torch, what a policy or an allocator does inside, who asks.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from octavo.core.scheduling import Scheduler
 from octavo.core.text.output_text import OutputText
 from octavo.core.text.stopping import resolve_stop_ids
 from octavo.core.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("octavo")
 
 
 @dataclass(slots=True)
@@ -109,7 +112,7 @@ class Engine:
         order = self._next_order
         room = self.max_model_len - len(prompt)
         request = Request(
-            request_id if request_id is not None else f"request-{order}",
+            request_id if request_id is not None else self._unused_id(order),
             tuple(prompt),
             params,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
@@ -127,10 +130,14 @@ class Engine:
         check_request(request, self)
         if not beam_width:
             request.sequences[0].text = self._new_text(request)
+        self.scheduler.add(request)
         self.requests[request.id] = request
         self._next_order += 1
-        self.scheduler.add(request)
         return request
+
+    def _unused_id(self, order: int) -> str:
+        """A name for a request that brought none; callers' own names may look alike."""
+        return next(name for n in itertools.count(order) if (name := f"request-{n}") not in self.requests)
 
     def _new_text(self, request: Request) -> OutputText:
         return OutputText(self.tokenizer, params=request.params, stop_ids=request.stop_ids, max_tokens=request.max_tokens)
@@ -148,8 +155,8 @@ class Engine:
         started = self.clock.now()
         plan = self.scheduler.schedule(started)
         flight = Flight(next(self._steps), plan, None, started, {"schedule": self.clock.now() - started})
-        for request, reason in plan.failed:
-            self._end(request, reason)
+        for request, error in plan.failed:
+            self._end(request, "error", error)
         if plan:
             self._submit(flight)
         else:
@@ -160,7 +167,7 @@ class Engine:
         self.wait_until = plan.wait_until if not plan and not self._flying else None
         if self._flying and (not plan or len(self._flying) >= self.depth):
             oldest = self._flying.popleft()
-            self._apply(oldest)
+            self._finish_step(oldest)
             self._tell(oldest)
         if self.debug:
             self._check_invariants()
@@ -179,20 +186,22 @@ class Engine:
             self._rollback()
             raise
 
-    def _result(self, flight: Flight) -> StepResult:
+    def _finish_step(self, flight: Flight) -> None:
+        """Wait for a step and apply it. If either fails, it and all behind it are undone as far as they were not applied."""
         try:
             if flight.handle is None:
                 raise PluginContractError("a step was applied before it was submitted")
-            return flight.handle.result()
+            result = flight.handle.result()
+            begun = self.clock.now()
+            self._apply(flight, result)
+            flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
         except BaseException:
             self._flying.appendleft(flight)
             self._rollback()
             raise
 
-    def _apply(self, flight: Flight) -> None:
-        """Bring a step's result into the sequences: count, append, commit, and end or split those whose turn it is."""
-        result = self._result(flight)
-        begun = self.clock.now()
+    def _apply(self, flight: Flight, result: StepResult) -> None:
+        """Bring a step's result into the sequences: append, count, commit, and end or split those whose turn it is."""
         kv, beams = self.kv, dict[Request, list[tuple[Sequence, list[Candidate]]]]()
         for index, (chunk, tokens) in enumerate(zip(flight.plan.chunks, result.tokens, strict=True)):
             sequence = chunk.sequence
@@ -201,29 +210,27 @@ class Engine:
             request = sequence.request
             if sequence.awaited is chunk:
                 sequence.awaited = None
+            if index in result.errors:
+                self._end(request, "error", result.errors[index])
+                continue
             computed = chunk.start + chunk.length
             if chunk.drafts:
                 rejected = len(chunk.drafts) + 1 - len(tokens)
                 computed -= rejected
                 sequence.num_scheduled -= rejected
+            joint = request.samples_jointly
+            reason = self._append(sequence, tokens) if chunk.samples and not joint else None
             sequence.num_computed = computed
-            if not chunk.samples:
-                kv.commit(sequence, computed)
-            elif request.beam_width:
-                kv.commit(sequence, computed)
+            kv.commit(sequence, computed if joint else min(computed, sequence.num_tokens - 1))
+            if reason is not None:
+                self._finish(sequence, reason)
+            elif joint and chunk.samples and request.beam_width:
                 beams.setdefault(request, []).append((sequence, result.candidates[index]))
-            elif request.width > 1 and not request.forked:
-                kv.commit(sequence, computed)
+            elif joint and chunk.samples:
                 self._split(sequence, tokens)
-            else:
-                reason = self._append(sequence, tokens)
-                kv.commit(sequence, min(computed, sequence.num_tokens - 1))
-                if reason is not None:
-                    self._finish(sequence, reason)
         for request, rows in beams.items():
             if advance_beams(kv, request, rows, drop=self._drop):
                 self._end(request, None)
-        flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
 
     def _append(self, sequence: Sequence, tokens: Seq[int]) -> str | None:
         """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
@@ -231,7 +238,12 @@ class Engine:
         text = sequence.text
         if text is None:
             raise PluginContractError(f"sequence {sequence.id!r} takes no sampled tokens")
-        delta, reason, kept = text.push(tokens)
+        try:
+            delta, reason, kept = text.push(tokens)
+        except Exception as error:  # one request's text, nobody else's business
+            logger.exception("request %r: its tokens cannot be turned into text", request.id)
+            sequence.error = f"its tokens cannot be turned into text: {error}"
+            delta, reason, kept = "", "error", len(tokens)
         fresh = tokens if kept == len(tokens) else tokens[:kept]
         sequence.output += fresh
         if request.first_token is None:
@@ -271,13 +283,13 @@ class Engine:
         if not request.sequences:
             self._complete(request)
 
-    def _end(self, request: Request, reason: str | None) -> None:
+    def _end(self, request: Request, reason: str | None, error: str | None = None) -> None:
         """End all that is left of a request (aborted, failed, or its search is over); its KV goes back at once."""
         for sequence in list(request.sequences):
             self._drop(sequence)
             if reason is None:
                 continue
-            sequence.finish_reason = reason
+            sequence.finish_reason, sequence.error = reason, error
             request.finished.append(sequence)
             tail = sequence.text.finish() if sequence.text is not None else ""
             if request.stream and not request.beam_width:
@@ -309,7 +321,9 @@ class Engine:
             for chunk in flight.plan.chunks:
                 sequence = chunk.sequence
                 if chunk.epoch == sequence.epoch:
-                    sequence.num_scheduled = chunk.start
+                    # one token at least is computed again where the step's own was not taken yet
+                    sequence.num_computed = min(sequence.num_computed, sequence.num_tokens - 1)
+                    sequence.num_scheduled = sequence.num_computed
                     sequence.awaited = None
             if flight.handle is None or not flight.handle.transfers_done:
                 self.kv.requeue(flight.plan.transfers)
@@ -339,6 +353,7 @@ class Engine:
 
     def _tell(self, flight: Flight) -> None:
         """Report a step that is over to whoever listens."""
+        events = self.kv.drain_events() if self.kv.observed else []
         if not self.observers.wanted("step_finished"):
             return
         scheduler = self.scheduler
@@ -349,6 +364,8 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),
             usage=self.kv.usage(),
+            stats=self.kv.stats(),
+            events=tuple(events),
             seconds=flight.seconds,
         )
         self.observers.tell("step_finished", report)

@@ -19,6 +19,8 @@ class StepResult:
     """Sampled ids of each chunk: none, one, accepted drafts and one more, or the first tokens of all n samples."""
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     """For chunks of beams, by index: the best 2 x beam_width tokens with their log probabilities."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Chunks that have no result, by index, and why: their requests fail, all others go on."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of the step's parts: inputs, forward, sample."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.core.kv import KVUsage
+from octavo.core.kv import BlockEvent, KVStats, KVUsage
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence
 
@@ -16,9 +16,10 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: str | None = None  # "stop", "length", "abort", or why the engine gave up; None: goes on
+    finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None: goes on
     stop_reason: int | str | None = None  # the stop id or stop string that was met; None for EOS
     cumulative_logprob: float | None = None  # of beams
+    error: str | None = None  # what went wrong, where finish_reason is "error"
 
     @property
     def finished(self) -> bool:
@@ -58,7 +59,9 @@ class RequestOutput:
 def streamed(sequence: Sequence, token_ids: list[int], text: str, *, reason: str | None) -> RequestOutput:
     """A piece of an answer: what one step added to one sequence."""
     request = sequence.request
-    piece = CompletionOutput(sequence.sample_index, text, token_ids, reason, _stop_reason(sequence) if reason else None)
+    piece = CompletionOutput(
+        sequence.sample_index, text, token_ids, reason, _stop_reason(sequence) if reason else None, error=sequence.error
+    )
     return RequestOutput(
         request.id,
         request.prompt_text,
@@ -90,6 +93,7 @@ def completed(request: Request, *, finished_at: float) -> RequestOutput:
             sequence.finish_reason,
             _stop_reason(sequence),
             sequence.score if request.beam_width else None,
+            sequence.error,
         )
         for number, sequence in enumerate(sequences)
     ]
@@ -123,11 +127,22 @@ class StepReport:
     num_failed: int
     transfers: dict[str, int]  # slots moved, by kind
     usage: KVUsage
+    stats: KVStats
+    events: tuple[BlockEvent, ...]  # blocks that changed hands, where `Allocator.observed` is set
     seconds: dict[str, float] = field(default_factory=dict)  # schedule, inputs, forward, sample, apply
 
 
 def step_report(
-    plan: BatchPlan, *, step: int, time: float, num_waiting: int, num_running: int, usage: KVUsage, seconds: dict[str, float]
+    plan: BatchPlan,
+    *,
+    step: int,
+    time: float,
+    num_waiting: int,
+    num_running: int,
+    usage: KVUsage,
+    stats: KVStats,
+    events: tuple[BlockEvent, ...],
+    seconds: dict[str, float],
 ) -> StepReport:
     """A plan in numbers, and the state of engine and pool after it."""
     transfers: dict[str, int] = {}
@@ -146,5 +161,7 @@ def step_report(
         num_failed=len(plan.failed),
         transfers=transfers,
         usage=usage,
+        stats=stats,
+        events=events,
         seconds=seconds,
     )

@@ -102,7 +102,7 @@ class PlanBuilder:
         for chunk in chunks:
             sequence, request = chunk.sequence, chunk.sequence.request
             sequence.num_scheduled = chunk.start + chunk.length
-            if chunk.samples and (chunk.drafts or request.beam_width or (request.width > 1 and not request.forked)):
+            if chunk.samples and (chunk.drafts or request.samples_jointly):
                 sequence.awaited = chunk
         return BatchPlan(
             chunks,
@@ -118,7 +118,7 @@ class PlanBuilder:
         sequence, request = chunk.sequence, chunk.sequence.request
         room = min(self.left, sequence.max_positions - chunk.stop)
         known = chunk.samples and chunk.stop == sequence.num_tokens  # no placeholder among its tokens
-        if room <= 0 or not known or request.beam_width or (request.width > 1 and not request.forked):
+        if room <= 0 or not known or request.samples_jointly:
             return chunk
         drafts = tuple(proposer(sequence)[:room])
         if not drafts or not self._kv.reserve(sequence, chunk.start, chunk.stop + len(drafts)):

@@ -47,6 +47,7 @@ class Sequence:
     epoch: int = 0
     awaited: Chunk | None = None
     finish_reason: str | None = None
+    error: str | None = None  # what went wrong, where finish_reason is "error"
     text: OutputText | None = None  # turns ids into text, keeps it, and says when to stop
     prompt_len: int = field(init=False)
     max_positions: int = field(init=False)  # positions whose KV is ever written: the last token's is not
@@ -143,6 +144,11 @@ class Request:
     def seats(self) -> int:
         """Rows that it may still need at once; limits, admission and preemption count these."""
         return len(self.sequences) if self.forked and not self.beam_width else self.width
+
+    @property
+    def samples_jointly(self) -> bool:
+        """Its next tokens concern all its sequences: beams always, n samples until they have parted."""
+        return bool(self.beam_width) or (self.width > 1 and not self.forked)
 
     @property
     def runnable(self) -> list[Sequence]:

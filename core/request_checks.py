@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.errors import RequestError
 from octavo.core.request import Request
+from octavo.core.sampling_params import LARGEST
 
 if TYPE_CHECKING:
     from octavo.core.engine import Engine
@@ -21,6 +22,8 @@ def check_request(request: Request, engine: Engine) -> None:
     for field, value, kind in (("priority", request.priority, int), ("class", request.class_name, str), ("user", request.user, str)):
         if type(value) is not kind:
             raise RequestError(f"{field} must be {'a whole number' if kind is int else 'text'}, not {value!r}", field=field)
+    if not -LARGEST <= request.priority <= LARGEST:
+        raise RequestError(f"priority must be between {-LARGEST} and {LARGEST}, not {request.priority}", field="priority")
     _check_prompt(request.prompt, engine)
     length, limit, kv = len(request.prompt), engine.max_model_len, engine.kv
     if length + request.max_tokens > limit:
@@ -29,6 +32,12 @@ def check_request(request: Request, engine: Engine) -> None:
             f"exceed max_model_len {limit}: ask for at most {limit - length}",
             field="max_tokens",
         )
+    for field in ("min_tokens", "known_output_len"):  # where max_tokens is None, these could not be checked before
+        value = getattr(request.params, field)
+        if value is not None and value > request.max_tokens:
+            raise RequestError(f"{field} is {value}, but only {request.max_tokens} tokens fit the context", field=field)
+    if request.params.min_tokens and len(request.stop_ids) >= engine.vocab_size:
+        raise RequestError("every token is a stop token, and min_tokens bans them all: nothing could be sampled", field="min_tokens")
     if request.beam_width and request.params.n > 1:
         raise RequestError(f"beam search returns its beams: it takes n = 1, not {request.params.n}", field="n")
     engine.scheduler.check(request)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import ClassVar
@@ -88,9 +87,10 @@ class Scheduler(ABC):
                 f"max_tokens is {request.max_tokens}, class {name!r} allows max_output_tokens = {limits.max_output_tokens}",
                 field="max_tokens",
             )
-        queued = sum(other.class_name == name for other in self.waiting)
-        if limits.max_queue is not None and queued >= limits.max_queue:
-            raise RequestError(f"{queued} requests of class {name!r} wait already, max_queue is {limits.max_queue}: try again later")
+        if limits.max_queue is not None:
+            queued = sum(other.class_name == name for other in self.waiting)
+            if queued >= limits.max_queue:
+                raise RequestError(f"{queued} requests of class {name!r} wait already, max_queue is {limits.max_queue}: try again later")
 
     def add(self, request: Request) -> None:
         """A new request waits."""
@@ -98,38 +98,40 @@ class Scheduler(ABC):
         insort(self.waiting, request, key=_by_rank)
 
     def queue(self) -> Iterator[Request]:
-        """Waiting requests in rank order, without those whose class is at its running limit."""
-        limits = {name: c.max_running for name, c in self.options.classes.items() if c.max_running is not None}
-        if not limits:
-            yield from list(self.waiting)
-            return
-        taken: Counter[str] = Counter()
-        for request in self.running:
-            taken[request.class_name] += request.seats
-        for request in list(self.waiting):
-            name = request.class_name
-            if name in limits and taken[name] + request.seats > limits[name]:
-                continue
-            yield request
-            if request.running:
-                taken[name] += request.seats
+        """Waiting requests in rank order, without those whose class is at its running limit. They may be admitted on the way."""
+        index = 0
+        while index < len(self.waiting):
+            request = self.waiting[index]
+            if self._class_has_room(request):
+                yield request
+            if index < len(self.waiting) and self.waiting[index] is request:
+                index += 1
+
+    def _class_has_room(self, request: Request) -> bool:
+        limits = self.options.classes.get(request.class_name)
+        if limits is None or limits.max_running is None:
+            return True
+        taken = sum(other.seats for other in self.running if other.class_name == request.class_name)
+        return taken + request.seats <= limits.max_running
 
     def room(self, sequence: Sequence) -> int:
         """Positions that must fit at admission. Default: all tokens it has, so that it runs at least one step."""
         return sequence.num_tokens
 
     def admit(self, plan: PlanBuilder, request: Request) -> bool:
-        """Move a waiting request to `running` if seats and pool allow it.
+        """Move a waiting request to `running` if seats, its class, the pool and (where prompts run whole) the budget allow it.
 
-        Never in a step that preempted somebody. A request that is refused although nothing runs can never run: it is failed.
+        Never in a step that preempted somebody. A request that the pool refuses although nothing runs can never run: it is failed.
         """
         if request.running or not request.sequences:
             raise PluginContractError(
                 f"request {request.id!r} was admitted but does not wait: it {'runs' if request.running else 'is over'}"
             )
-        if plan.preempted or sum(r.seats for r in self.running) + request.seats > self.max_num_seqs:
+        if plan.preempted or plan.left <= 0 or sum(r.seats for r in self.running) + request.seats > self.max_num_seqs:
             return False
-        while not self._enter(request):
+        if not self._class_has_room(request):
+            return False
+        while not self._enter(request, plan.left):
             if self.running:
                 return False
             if not self.make_room():
@@ -140,8 +142,11 @@ class Scheduler(ABC):
         insort(self.running, request, key=_by_rank)
         return True
 
-    def _enter(self, request: Request) -> bool:
-        """Open or resume what the request needs to run; False changes nothing."""
+    def _enter(self, request: Request, budget: int) -> bool:
+        """Open or resume what the request needs to run; False changes nothing.
+
+        Where prompts run whole, what is not cached of this one must fit the step's budget, or it would hold slots and wait.
+        """
         suspended = [s for s in request.sequences if s.status is Status.SUSPENDED]
         if suspended:
             counts = self.kv.resume(suspended)
@@ -153,8 +158,14 @@ class Scheduler(ABC):
             return True
         lead = request.sequences[0]
         hit = self.kv.open(lead)
-        if not self.kv.reserve(lead, hit, max(lead.num_tokens, self.room(lead))):
-            self.kv.close(lead)
+        granted = False
+        try:
+            if self.chunking or lead.num_tokens - hit <= budget:
+                granted = self.kv.reserve(lead, hit, max(lead.num_tokens, self.room(lead)))
+        finally:
+            if not granted:
+                self.kv.close(lead)
+        if not granted:
             return False
         lead.status = Status.OPEN
         lead.num_computed = lead.num_scheduled = hit

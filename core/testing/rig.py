@@ -95,3 +95,10 @@ class Rig:
         """Token ids and finish reason of each output of a request that is over."""
         answer = self.outputs[request.id][-1]
         return [(output.token_ids, output.finish_reason) for output in answer.outputs]
+
+    def error(self, request: Request) -> str:
+        """What went wrong with a request of one sequence that the engine ended."""
+        (output,) = self.outputs[request.id][-1].outputs
+        if output.finish_reason != "error" or output.error is None:
+            raise AssertionError(f"{request.id} ended with {output.finish_reason!r}, not with an error")
+        return output.error

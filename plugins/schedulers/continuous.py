@@ -40,7 +40,7 @@ class Continuous(Scheduler):
         if self._mixes:
             self._go_on(plan)
         for request in self.queue():
-            if request.sequences[0].num_tokens > plan.left or not self.admit(plan, request):
+            if not self.admit(plan, request):
                 break
             self.grow(plan, request)
         if not self._mixes and not len(plan):

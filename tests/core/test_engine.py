@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +16,13 @@ import tokenizers
 import octavo.core
 from octavo.core.errors import EngineStuckError, PluginContractError, RequestError
 from octavo.core.plan import BatchPlan
+from octavo.core.request import Sequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
 from octavo.core.testing.fake_model import EOS, decode_alone
 from octavo.core.testing.fake_runner import FailurePoint, InjectedFailure
 from octavo.core.testing.rig import Rig
+from octavo.core.text.output_text import OutputText
 from octavo.core.text.tokenizer import Tokenizer
 
 NewRig = Callable[..., Rig]
@@ -469,4 +474,98 @@ def test_failing_twice_ends_once(new_rig: NewRig) -> None:
     rig = new_rig(Stubborn)
     request = rig.add()
     rig.finish()
-    assert rig.answers(request) == [([], "no")]
+    assert rig.answers(request) == [([], "error")] and rig.error(request) == "no"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("fails_at", range(6))
+def test_an_exception_while_a_result_is_applied_loses_no_token(new_rig: NewRig, depth: int, fails_at: int) -> None:
+    """Ctrl-C or a bug in the middle of `apply`: what was applied stays, the rest runs again, and all tokens are right."""
+    rig = new_rig(Simple, depth=depth)
+    requests = [rig.add(5, 6) for _ in range(3)]
+    commit, calls = rig.kv.commit, itertools.count()
+
+    def interrupted(sequence: Sequence, num_tokens: int) -> None:
+        if next(calls) == fails_at:
+            raise KeyboardInterrupt
+        commit(sequence, num_tokens)
+
+    rig.kv.commit = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        rig.finish()
+    rig.finish()
+    for request in requests:
+        assert rig.answers(request) == decode_alone(request)
+
+
+def test_text_that_cannot_be_made_fails_its_request_alone(new_rig: NewRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that raises ends the request whose token it was; its neighbour does not notice."""
+    rig = new_rig(Simple)
+    broken, whole = rig.add(4, 6), rig.add(4, 6)
+    text = broken.sequences[0].text
+    push, calls = OutputText.push, itertools.count()
+
+    def raising(self: OutputText, tokens: list[int]) -> Any:
+        if self is text and next(calls) == 2:
+            raise ValueError("no such token")
+        return push(self, tokens)
+
+    monkeypatch.setattr(OutputText, "push", raising)
+    rig.finish()
+    assert rig.error(broken) == "its tokens cannot be turned into text: no such token"
+    assert rig.answers(whole) == decode_alone(whole)
+
+
+def test_a_chunk_without_a_result_fails_its_request_alone(new_rig: NewRig) -> None:
+    """Logits that are not finite concern one row."""
+    rig = new_rig(Simple)
+    broken, whole = rig.add(4, 6), rig.add(4, 6)
+    submit, steps = rig.runner.submit, itertools.count()
+
+    def without_result(plan: BatchPlan) -> Any:
+        handle = submit(plan)
+        if next(steps) != 2:
+            return handle
+        errors = {0: "no finite logits"}
+        return SimpleNamespace(transfers_done=True, result=lambda: replace(handle.result(), errors=errors))
+
+    rig.runner.submit = without_result  # type: ignore[method-assign]
+    rig.finish()
+    assert rig.error(broken) == "no finite logits"
+    assert rig.answers(whole) == decode_alone(whole)
+
+
+def test_names_of_callers_and_of_the_engine_do_not_meet(new_rig: NewRig) -> None:
+    """A caller may name its requests as the engine would."""
+    rig = new_rig(Simple)
+    named = [rig.add(request_id=f"request-{i}").id for i in (0, 1, 2)]
+    assert rig.add().id not in named
+    rig.finish()
+
+
+def test_bounds_of_priority(new_rig: NewRig) -> None:
+    """A number that no sort key can hold is refused, and nothing has changed."""
+    rig = new_rig(Simple)
+    with pytest.raises(RequestError, match="priority must be between"):
+        rig.add(priority=10**400)
+    assert not rig.engine.requests and not rig.scheduler.waiting
+    rig.add()
+    rig.finish()
+
+
+def test_lengths_are_checked_where_max_tokens_is_the_rest_of_the_context(new_rig: NewRig) -> None:
+    """min_tokens and known_output_len beyond the context are refused at submit."""
+    rig = new_rig(Simple)
+    prompt = [1] * (rig.engine.max_model_len - 30)
+    with pytest.raises(RequestError, match="known_output_len is 500, but only 30 tokens fit the context"):
+        rig.engine.add_request(prompt, SamplingParams(max_tokens=None, known_output_len=500, ignore_eos=True))
+    with pytest.raises(RequestError, match="min_tokens is 31, but only 30 tokens fit the context"):
+        rig.engine.add_request(prompt, SamplingParams(max_tokens=None, min_tokens=31))
+
+
+def test_banning_every_token_is_refused(new_rig: NewRig) -> None:
+    """min_tokens with a whole vocabulary of stop ids leaves nothing to sample."""
+    rig = new_rig(Simple)
+    everything = tuple(range(rig.engine.vocab_size))
+    with pytest.raises(RequestError, match="every token is a stop token"):
+        rig.engine.add_request([1], SamplingParams(min_tokens=2, stop_token_ids=everything))

@@ -29,7 +29,6 @@ from octavo.core.testing.random_runs import draw_case, run
 from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
 from octavo.plugins.allocators.paged.block_table import BlockTable
-from octavo.plugins.schedulers.continuous import Continuous
 from octavo.plugins.schedulers.static import Static
 
 RANDOM = "random runs"
@@ -184,7 +183,7 @@ MUTANTS: dict[str, Mutant] = {
         Scheduler.rank, "request.arrival + head_start", "head_start", POLICY + "test_low_priority_waits_a_bounded_time"
     ),
     "a class fills up within one step": breaks(
-        Scheduler.queue, "taken[name] += request.seats", "pass", POLICY + "test_over_its_running_limit_a_class_waits_and_others_pass"
+        Scheduler._class_has_room, "return taken +", "return 0 *", POLICY + "test_over_its_running_limit_a_class_waits_and_others_pass"
     ),
     "a recompute counts as cache hits": breaks(
         Scheduler._enter, "if request.num_cached is None:", "if True:", POLICY + "test_cached_tokens_are_those_of_the_first_admission"
@@ -208,7 +207,7 @@ MUTANTS: dict[str, Mutant] = {
     "the ended keep their KV": breaks(Engine._finish, "self.scheduler.finished(sequence)", "pass"),
     "the aborted keep their KV": breaks(Engine._drop, "if held:", "if False:", kind="aborts"),
     "who failed stays": breaks(
-        Engine.step, "self._end(request, reason)", "pass", POLICY + "test_what_cannot_enter_an_empty_pool_is_failed"
+        Engine.step, 'self._end(request, "error", error)', "pass", POLICY + "test_what_cannot_enter_an_empty_pool_is_failed"
     ),
     "the last piece is not marked": breaks(Engine._complete, "self._outputs[-1].finished = True", "pass"),
     "a step that only preempts is not told": breaks(
@@ -229,7 +228,7 @@ MUTANTS: dict[str, Mutant] = {
         "self._next_order += 1; check_request(request, self)",
         ENGINE + "test_a_refused_request_leaves_no_trace",
     ),
-    "a rollback leaves tokens scheduled": breaks(Engine._rollback, "sequence.num_scheduled = chunk.start", "pass", failures=True),
+    "a rollback leaves tokens scheduled": breaks(Engine._rollback, "sequence.num_scheduled = sequence.num_computed", "pass", failures=True),
     "a rollback leaves chunks awaited": breaks(Engine._rollback, "sequence.awaited = None", "pass", failures=True, kind="n"),
     "a rollback loses transfers": breaks(Engine._rollback, "self.kv.requeue(flight.plan.transfers)", "pass", failures=True, kind="n"),
     "a rollback repeats transfers": breaks(
@@ -272,7 +271,7 @@ MUTANTS: dict[str, Mutant] = {
         held_between=16,
     ),
     "continuous batching lets the small overtake": breaks(
-        Continuous.schedule, "request.sequences[0].num_tokens > plan.left or ", "", CONTINUOUS + "test_prompts_are_not_cut"
+        Scheduler._enter, "self.chunking or lead.num_tokens - hit <= budget", "True", CONTINUOUS + "test_prompts_are_not_cut"
     ),
     # allocators, as far as whole runs can tell
     "a shared block is written without a copy": Mutant(

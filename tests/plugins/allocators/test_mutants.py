@@ -37,7 +37,7 @@ MUTANTS: dict[str, Mutant] = {
     "paged: transfers come in reverse order": Mutant(mutants.PagedReversed, IN_ORDER),
     "paged: transfers come grouped by kind": Mutant(mutants.PagedGrouped, IN_ORDER),
     "paged: a failed step's transfers come last": Mutant(mutants.PagedUnordered, COME_FIRST),
-    "paged: a failed step's transfers are lost": Mutant(mutants.PagedForgetful),
+    "paged: a failed step's transfers are lost": Mutant(mutants.PagedForgetful, COME_FIRST),
     "paged: a shared block is written without a copy": Mutant(mutants.WritesShared),
     "paged: copies by the number of positions": Mutant(mutants.CopiesByCount),
     "paged: a copy has no transfer": Mutant(mutants.CopiesWithoutData),

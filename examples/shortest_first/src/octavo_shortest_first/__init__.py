@@ -17,7 +17,7 @@ class ShortestFirst(Scheduler):
         for request in list(self.running):
             self.grow(plan, request)
         for request in sorted(self.queue(), key=lambda r: len(r.prompt)):
-            if request.sequences[0].num_tokens <= plan.left and self.admit(plan, request):
+            if self.admit(plan, request):
                 self.grow(plan, request)
         return plan.build()
 
