@@ -195,7 +195,7 @@ class ModelPlugin(Descriptor):
 
     kind = "model"
 
-    build: Callable[..., Model]  # (source: ModelSource, options, ops, shard=(rank, size))
+    build: Callable[..., Model]  # (source: ModelSource, options, ops, *, shard: (rank, size), dtype: torch.dtype, device: torch.device)
     accepts: Callable[[Mapping[str, Any]], str | None]
     describe: Callable[[Mapping[str, Any]], ModelShape]
 

@@ -238,6 +238,7 @@ class Engine:
         text = sequence.text
         if text is None:
             raise PluginContractError(f"sequence {sequence.id!r} takes no sampled tokens")
+        reason: str | None
         try:
             delta, reason, kept = text.push(tokens)
         except Exception as error:  # one request's text, nobody else's business

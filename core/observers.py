@@ -8,31 +8,29 @@ from typing import Any
 
 import pluggy
 
+from octavo.core.hookspecs import OBSERVER_HOOKS
+
 logger = logging.getLogger("octavo")
 
-HOOKS = {  # event: the plugin hook of the same meaning, and its argument
-    "engine_started": ("octavo_engine_started", "stack"),
-    "step_finished": ("octavo_step_finished", "report"),
-    "request_finished": ("octavo_request_finished", "output"),
-}
+EVENTS = {hook.removeprefix("octavo_"): (hook, argument) for hook, argument in OBSERVER_HOOKS.items()}
 
 
 class Observers:
     """The listeners of one engine, by event. An observer is any object with one or more methods named `octavo_<event>`."""
 
     def __init__(self) -> None:
-        self._listeners: dict[str, list[tuple[object, Callable[..., Any]]]] = {event: [] for event in HOOKS}
+        self._listeners: dict[str, list[tuple[object, Callable[..., Any]]]] = {event: [] for event in EVENTS}
 
     def add(self, observer: object) -> None:
         """Tell this observer from now on."""
-        for event in HOOKS:
+        for event in EVENTS:
             method = getattr(observer, f"octavo_{event}", None)
             if method is not None:
                 self._listeners[event].append((observer, method))
 
     def add_hooks(self, hooks: pluggy.HookRelay) -> None:
         """Tell a plugin's observer hooks from now on."""
-        for event, (hook, argument) in HOOKS.items():
+        for event, (hook, argument) in EVENTS.items():
             caller = getattr(hooks, hook, None)
             if caller is not None and caller.get_hookimpls():
                 self._listeners[event].append((hooks, lambda subject, caller=caller, argument=argument: caller(**{argument: subject})))
