@@ -50,7 +50,7 @@ class CpuClock:
 class NullHandle:
     """A step that was over at once."""
 
-    transfers_done = True
+    transfers_done = 0
 
     def __init__(self, result: StepResult) -> None:
         self._result = result

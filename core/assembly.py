@@ -7,7 +7,6 @@ Must not know: any plugin by name.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -125,7 +124,7 @@ def build_engine(
         ),
     )
     scheduler = cast(SchedulerPlugin, stack.scheduler.plugin).build(options, kv, max_model_len)
-    runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, fill=math.nan if settings.debug else None)
+    runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug)
     engine = Engine(
         scheduler=scheduler,
         kv=kv,

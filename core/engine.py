@@ -326,8 +326,8 @@ class Engine:
                     sequence.num_computed = min(sequence.num_computed, sequence.num_tokens - 1)
                     sequence.num_scheduled = sequence.num_computed
                     sequence.awaited = None
-            if flight.handle is None or not flight.handle.transfers_done:
-                self.kv.requeue(flight.plan.transfers)
+            done = flight.handle.transfers_done if flight.handle is not None else 0
+            self.kv.requeue(flight.plan.transfers[done:])
         self.runner.forget()
 
     def _check_progress(self, plan: BatchPlan) -> None:

@@ -28,7 +28,7 @@ class StepResult:
 class Handle(Protocol):
     """A step in flight."""
 
-    transfers_done: bool  # the plan's transfers were applied, whatever became of the rest
+    transfers_done: int  # so many of the plan's transfers were applied, the first ones, whatever became of the rest
 
     def result(self) -> StepResult:
         """Wait for the step. Raises what went wrong in it."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from octavo.core.attention import AttentionMetadata
+from octavo.core.errors import PluginContractError
 from octavo.core.kv import Allocator
 from octavo.core.plan import BatchPlan, Chunk
 from octavo.core.request import Sequence, Status
@@ -25,8 +26,9 @@ Ints = npt.NDArray[np.int64]
 class StepInputs:
     """All that a forward pass reads; self-contained and picklable.
 
-    `input_from[t]` is -1, or where token t's id will stand: row `i % max_rows` of the step `i // max_rows` in the ring of recently
-    sampled tokens (a step in flight sampled it, the host does not know it yet). `logit_counts[b]` rows of logits belong to row b.
+    With several steps in flight, a token that one of them samples is not known to the host when the next one is built. It is handed
+    on in a ring of `depth * max_rows` ids on the device: a step writes into it the draws `keep_draws` at the places `keep_at`, and
+    `input_from[t]` is -1 or the place where token t's id stands.
     """
 
     input_ids: torch.Tensor  # [T] int64
@@ -34,7 +36,9 @@ class StepInputs:
     positions: torch.Tensor  # [T] int64
     attention: AttentionMetadata
     logit_rows: torch.Tensor  # [R] int64, indices into T
-    logit_counts: Ints  # [B]
+    draws: list[int]  # [chunks] tokens drawn from a chunk's rows of logits; N in all
+    keep_draws: torch.Tensor | None  # [K] int64, indices into N; None: one step at a time
+    keep_at: torch.Tensor | None  # [K] int64
 
 
 def ranges(starts: Ints, counts: Ints) -> Ints:
@@ -55,20 +59,19 @@ class BlockTables:
 
     def rows(self, sequences: tuple[Sequence, ...]) -> Ints:
         """Bring these sequences' tables up to date; returns their rows in `array`."""
-        rows = np.empty(len(sequences), dtype=np.int64)
+        rows: list[int] = []
         table, known = self._kv.table, self._rows
-        for i, sequence in enumerate(sequences):
+        for sequence in sequences:
             blocks, dirty = table(sequence)
             row = known.get(sequence)
             if row is None:
                 row, dirty = self._take(sequence), 0
-            count = len(blocks)
-            if dirty < count:
-                if count > self._array.shape[1]:
-                    self._grow(columns=count)
-                self._array[row, dirty:count] = blocks[dirty:]
-            rows[i] = row
-        return rows
+            if dirty < len(blocks):
+                if len(blocks) > self._array.shape[1]:
+                    self._grow(columns=len(blocks))
+                self._array[row, dirty : len(blocks)] = blocks[dirty:]
+            rows.append(row)
+        return np.array(rows, dtype=np.int64)
 
     def array(self, rows: Ints, columns: int) -> npt.NDArray[np.int32]:
         """A copy of the first columns of these rows."""
@@ -100,12 +103,20 @@ class InputBuilder:
         self._device = device
         self._tables = BlockTables(kv) if kv.layout == "block_table" else None
         self._max_rows = max_rows
-        self._sampled: deque[dict[Sequence, tuple[int, int]]] = deque(maxlen=depth)  # of recent steps: sequence -> epoch, ring index
         self._depth = depth
-        self._step = 0
+        self._step = 0  # of those that had chunks
+        # What recent steps sample, one token a sequence: sequence -> (its epoch, place in the ring).
+        self._sampled: deque[dict[Sequence, tuple[int, int]]] = deque(maxlen=depth)
+
+    def forget(self) -> None:
+        """Nothing that was sampled by the steps in flight will be asked for."""
+        self._sampled.clear()
 
     def build(self, plan: BatchPlan) -> StepInputs:
-        """Flatten the plan's chunks, then its dead rows (one token each, written nowhere)."""
+        """Flatten the plan's chunks, then its dead rows (one token each, written nowhere).
+
+        Raises PluginContractError if a chunk runs a token that is neither known nor sampled by a step in flight.
+        """
         sequences: tuple[Sequence, ...]
         sequences, starts_, lengths_, logits_from_, *_ = zip(*plan.chunks, strict=True)
         starts = np.array(starts_, dtype=np.int64)
@@ -116,6 +127,8 @@ class InputBuilder:
         query_start = np.concatenate(([0], np.cumsum(lengths)))
         logit_counts = stops - np.array(logits_from_, dtype=np.int64)
         logit_rows = ranges(query_start[1:] - logit_counts, logit_counts)
+        draws = [num_draws(chunk) for chunk in plan.chunks]
+        keep_draws, keep_at = self._keep(plan.chunks, draws) if self._depth > 1 else (None, None)
         region_starts = block_table = None
         if self._tables is None:
             region_starts = np.array([self._kv.region(sequence)[0] for sequence in sequences], dtype=np.int64)
@@ -151,18 +164,19 @@ class InputBuilder:
             positions=self._tensor(positions),
             attention=attention,
             logit_rows=self._tensor(logit_rows),
-            logit_counts=logit_counts,
+            draws=draws,
+            keep_draws=None if keep_draws is None else self._tensor(keep_draws),
+            keep_at=None if keep_at is None else self._tensor(keep_at),
         )
 
     def _token_ids(self, chunks: tuple[Chunk, ...]) -> tuple[list[int], Ints | None]:
-        """Ids of all tokens of the step; 0 where a step in flight will sample it, and then where it will stand."""
+        """Ids of all tokens of the step; 0 where a step in flight samples it, and then the places in the ring (else -1)."""
         ids: list[int] = []
         pending: list[tuple[int, int]] = []
-        for chunk in chunks:
-            sequence, start, length, _, _, drafts, epoch = chunk
-            at = start - sequence.prompt_len
-            if length == 1 and 0 <= at < len(sequence.output):
-                ids.append(sequence.output[at])
+        for sequence, start, length, _, _, drafts, epoch in chunks:
+            output, at = sequence.output, start - sequence.prompt_len
+            if length == 1 and 0 <= at < len(output):
+                ids.append(output[at])  # a decode step of one that is known: nearly all
                 continue
             known = sequence.tokens(start, start + length - len(drafts))
             ids += known
@@ -171,20 +185,36 @@ class InputBuilder:
                 pending += zip(range(len(ids), len(ids) + missing), self._in_flight(sequence, epoch, missing), strict=True)
                 ids += [0] * missing
             ids += drafts
-        ring = (self._step % self._depth) * self._max_rows
-        self._sampled.append({c.sequence: (c.epoch, ring + row) for row, c in enumerate(chunks) if c.samples} if self._depth > 1 else {})
-        self._step += 1
         if not pending:
             return ids, None
         sources = np.full(len(ids), -1, dtype=np.int64)
-        for index, source in pending:
-            sources[index] = source
+        for index, place in pending:
+            sources[index] = place
         return ids, sources
 
     def _in_flight(self, sequence: Sequence, epoch: int, count: int) -> list[int]:
-        """Ring indices of the last `count` tokens that steps in flight sample for this sequence, oldest first."""
+        """Places of the last `count` tokens that steps in flight sample for this sequence, oldest first."""
         found = [step[sequence][1] for step in self._sampled if step.get(sequence, (None, 0))[0] == epoch]
+        if count > len(found):
+            raise PluginContractError(f"{sequence.id!r}: {count} tokens of a chunk are neither known nor sampled by a step in flight")
         return found[-count:]
+
+    def _keep(self, chunks: tuple[Chunk, ...], draws: list[int]) -> tuple[Ints, Ints]:
+        """Which draws to keep for the steps to come, and where. Only where one token is sure to come: for others the host waits."""
+        ring = self._step % self._depth * self._max_rows
+        self._step += 1
+        rows = [row for row, chunk in enumerate(chunks) if draws[row] == 1 and not chunk.drafts]
+        self._sampled.append({chunks[row].sequence: (chunks[row].epoch, ring + row) for row in rows})
+        last_draws = np.cumsum(draws, dtype=np.int64) - 1
+        return last_draws[rows], ring + np.array(rows, dtype=np.int64)
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def num_draws(chunk: Chunk) -> int:
+    """Tokens drawn from the chunk's rows of logits: one each, or all first tokens of n samples from one row; none of beams."""
+    request = chunk.sequence.request
+    if not chunk.samples or request.beam_width:
+        return 0
+    return request.width if request.width > 1 and not request.forked else 1 + len(chunk.drafts)

@@ -131,7 +131,7 @@ class Allocator(ABC):
         return transfers
 
     def requeue(self, transfers: tuple[Transfer, ...]) -> None:
-        """A step failed before these moved: they come first in the next plan."""
+        """A step failed before these moved: they come first in the next plan, in their order."""
         self._transfers[:0] = transfers
 
     def drain_events(self) -> list[BlockEvent]:

@@ -6,88 +6,69 @@ Must not know: policies, allocators' insides, text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 
-from octavo.core.attention import Kernel, LayerCache
+from octavo.core.attention import Kernel
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate
-from octavo.core.inputs import InputBuilder, StepInputs
+from octavo.core.inputs import InputBuilder, StepInputs, num_draws
 from octavo.core.kv import Allocator
-from octavo.core.model import Model
-from octavo.core.plan import BatchPlan, Chunk, Transfer
+from octavo.core.kv_tensors import KVTensors, fused
+from octavo.core.model import Attend, Model
+from octavo.core.plan import BatchPlan, Chunk
 from octavo.core.sampler import Candidates, Sampler
 from octavo.core.sampling_rows import RowRequest, SamplingRows
 
 
-def allocate_cache(kernel: Kernel, num_slots: int, device: torch.device, *, fill: float | None = None) -> list[LayerCache]:
-    """Cache tensors [num_slots, *shape] of every layer, as the kernel's specs say.
-
-    `fill` (NaN, say) shows who reads slots that nobody wrote; None leaves zeros, which take no memory until touched.
-    """
-    caches: list[LayerCache] = []
-    for layer in kernel.layers:
-        tensors = tuple(torch.zeros((num_slots, *spec.shape), dtype=spec.dtype, device=device) for spec in kernel.cache_spec(layer))
-        if fill is not None:
-            for tensor in tensors:
-                tensor.fill_(fill)
-        caches.append(tensors)
-    return caches
-
-
 class TorchRunner(Runner):
-    """One model on one device. `depth` steps may be in flight: so many rows of sampled tokens stay on the device."""
+    """One model on one device; up to `depth` steps of at most `max_rows` chunks may be in flight.
+
+    `debug`: slots that nobody wrote hold NaN, and what goes into attention and comes out of it is checked in every layer. Without it,
+    where a whole step is greedy, a request whose logits are NaN gets an arbitrary id; a step that samples always notices.
+    """
 
     def __init__(
-        self,
-        model: Model,
-        kernel: Kernel,
-        kv: Allocator,
-        *,
-        clock: Clock,
-        max_rows: int,
-        depth: int = 1,
-        fill: float | None = None,
+        self, model: Model, kernel: Kernel, kv: Allocator, *, clock: Clock, max_rows: int, depth: int = 1, debug: bool = False
     ) -> None:
         self.model = model
         self.kernel = kernel
-        self.cache = allocate_cache(kernel, kv.capacity, model.device, fill=fill)
-        self.host_cache = allocate_cache(kernel, kv.host_capacity, torch.device("cpu"))
+        self.tensors = KVTensors(
+            kernel,
+            num_slots=kv.capacity,
+            num_host_slots=kv.host_capacity,
+            device=model.device,
+            fill=math.nan if debug else None,
+        )
         self._clock = clock
-        self._depth = depth
-        self._max_rows = max_rows
-        self._kv = kv
+        self._debug = debug
         self._sampler = Sampler()
-        self._recent = torch.zeros(depth * max_rows, dtype=torch.int64, device=model.device)
-        self._steps = 0
         self._inputs = InputBuilder(kv, device=model.device, max_rows=max_rows, depth=depth)
+        self._ring = torch.zeros(depth * max_rows, dtype=torch.int64, device=model.device)  # see StepInputs
+        self._broken: BaseException | None = None  # a step failed, and was not forgotten yet
 
     def submit(self, plan: BatchPlan) -> Handle:
-        """Build the inputs, then move KV, run the model and sample."""
+        """Build the inputs, then move KV, run the model and sample. What fails once KV may have moved is told by the handle."""
+        handle = TorchHandle(plan, self._clock)
+        if self._broken is not None:
+            handle.error = self._broken
+            return handle
         begun = self._clock.now()
         inputs = self._inputs.build(plan) if plan.chunks else None
-        handle = TorchHandle(plan, {"inputs": self._clock.now() - begun}, self._clock)
+        handle.seconds["inputs"] = self._clock.now() - begun
         try:
-            self._transfer(plan.transfers)
-            handle.transfers_done = True
+            for run in fused(plan.transfers):
+                self.tensors.move(run)
+                handle.transfers_done += len(run)
             if inputs is not None:
                 self._run(plan, inputs, handle)
         except BaseException as error:
-            handle.error = error
+            handle.error = self._broken = error
         return handle
-
-    @torch.inference_mode()
-    def _transfer(self, transfers: Seq[Transfer]) -> None:
-        for transfer in transfers:
-            for device, host in zip(self.cache, self.host_cache, strict=True):
-                sources, targets = (host if transfer.kind == "in" else device), (host if transfer.kind == "out" else device)
-                for source, target in zip(sources, targets, strict=True):
-                    moved = source[transfer.source : transfer.source + transfer.count]
-                    target[transfer.target : transfer.target + transfer.count].copy_(moved)
 
     @torch.inference_mode()
     def _run(self, plan: BatchPlan, inputs: StepInputs, handle: TorchHandle) -> None:
@@ -95,42 +76,63 @@ class TorchRunner(Runner):
         begun = self._clock.now()
         ids = inputs.input_ids
         if inputs.input_from is not None:
-            known = inputs.input_from < 0
-            ids = torch.where(known, ids, self._recent[inputs.input_from.clamp(min=0)])
-        meta, kernel, cache, layers = inputs.attention, self.kernel, self.cache, self.model.layers
+            ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
+        rows = None if all_argmax(plan.chunks) else SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
+        out = self.model.forward(
+            ids,
+            inputs.positions,
+            self._attend(plan, inputs),
+            logit_rows=inputs.logit_rows,
+            select="argmax" if rows is None else "logits",
+        )
+        forwarded = self._clock.now()
+        handle.draws = inputs.draws
+        if rows is None:
+            handle.tokens = out
+        else:
+            handle.tokens, handle.candidates = self._sampler.sample(out, rows)
+        if inputs.keep_at is not None:
+            self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws]
+        handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
+
+    def _attend(self, plan: BatchPlan, inputs: StepInputs) -> Attend:
+        """What the model calls in each layer: write, then attend over the cache."""
+        meta, kernel, cache, layers = inputs.attention, self.kernel, self.tensors.device, self.model.layers
         prepared = kernel.prepare(meta)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             kernel.write(cache[layer], k, v, meta, prepared)
             return kernel.attend(q, cache[layer], meta, prepared, layers[layer])
 
-        rows = SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
-        greedy = rows.all_greedy
-        out = self.model.forward(ids, inputs.positions, attend, logit_rows=inputs.logit_rows, select="argmax" if greedy else "logits")
-        forwarded = self._clock.now()
-        if greedy:
-            handle.tokens = out
-        else:
-            sampled = self._sampler.sample(out, rows)
-            handle.tokens, handle.candidates = sampled.token_ids, sampled.candidates
-        if self._depth > 1:
-            self._remember(plan, handle.tokens, rows)
-        self._steps += 1
-        handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
+        def checked(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            for name, tensor in (("q", q), ("k", k), ("v", v)):
+                _check_finite(tensor, f"{name} of layer {layer}", plan, meta.query_start)
+            out = attend(layer, q, k, v)
+            _check_finite(out, f"attention of layer {layer}", plan, meta.query_start)
+            return out
 
-    def _remember(self, plan: BatchPlan, tokens: torch.Tensor, rows: SamplingRows) -> None:
-        """Keep each chunk's last sampled token on the device, where the next step's inputs find it."""
-        draws = iter(np.cumsum(rows.draws).tolist())
-        ring = (self._steps % self._depth) * self._max_rows
-        for index, chunk in enumerate(plan.chunks):
-            for _ in range(len(row_requests(chunk))):
-                last = next(draws)
-            if chunk.samples:
-                self._recent[ring + index] = tokens[last - 1]
+        return checked if self._debug else attend
+
+    def forget(self) -> None:
+        """Steps in flight were rolled back: their tokens will be sampled again."""
+        self._broken = None
+        self._inputs.forget()
 
     def close(self) -> None:
         """Let go of the caches."""
-        self.cache, self.host_cache = [], []
+        self.tensors.free()
+
+
+def all_argmax(chunks: Seq[Chunk]) -> bool:
+    """Whether every token of the step is simply the likeliest, so that logits need not leave the model."""
+    for chunk in chunks:
+        request = chunk.sequence.request
+        params = request.params
+        if not params.greedy or request.beam_width:
+            return False
+        if params.min_tokens and chunk.logits_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
+            return False
+    return True
 
 
 def row_requests(chunk: Chunk) -> list[RowRequest]:
@@ -138,7 +140,7 @@ def row_requests(chunk: Chunk) -> list[RowRequest]:
     if not chunk.samples:
         return []
     sequence, request = chunk.sequence, chunk.sequence.request
-    beams, first = request.beam_width, request.width > 1 and not request.forked
+    rows = range(chunk.logits_from, chunk.stop)
     return [
         RowRequest(
             params=request.params,
@@ -147,22 +149,34 @@ def row_requests(chunk: Chunk) -> list[RowRequest]:
             position=position + 1,
             num_output=position + 1 - sequence.prompt_len,
             stop_ids=request.stop_ids,
-            draws=0 if beams else request.width if first else 1,
-            candidates=2 * beams,
+            draws=num_draws(chunk) // len(rows),
+            candidates=2 * request.beam_width,
         )
-        for position in range(chunk.logits_from, chunk.stop)
+        for position in rows
     ]
+
+
+def _check_finite(tensor: torch.Tensor, what: str, plan: BatchPlan, query_start: torch.Tensor) -> None:
+    """Raise EngineError that names the first request whose tokens [T, ...] hold NaN or infinity."""
+    finite = tensor.isfinite()
+    if finite.all():
+        return
+    token = int((~finite.flatten(1).all(1)).nonzero()[0])
+    row = int(torch.searchsorted(query_start, token, right=True)) - 1
+    owner = f"request {plan.chunks[row].sequence.request.id!r}" if row < len(plan.chunks) else "a dead row"
+    raise EngineError(f"{what} is NaN or infinite for {owner}: the weights are broken, or it read KV that nobody wrote")
 
 
 class TorchHandle:
     """A step in flight: tensors that the device may still be working on."""
 
-    def __init__(self, plan: BatchPlan, seconds: dict[str, float], clock: Clock) -> None:
-        self.transfers_done = False
+    def __init__(self, plan: BatchPlan, clock: Clock) -> None:
+        self.transfers_done = 0
         self.error: BaseException | None = None
         self.tokens: torch.Tensor | None = None  # [N] drawn ids
+        self.draws: list[int] = []  # [chunks] how many of them are each chunk's
         self.candidates: Candidates | None = None
-        self.seconds = seconds
+        self.seconds: dict[str, float] = {}
         self._plan = plan
         self._clock = clock
 
@@ -171,19 +185,15 @@ class TorchHandle:
         if self.error is not None:
             raise self.error
         begun = self._clock.now()
-        drawn = [] if self.tokens is None else self.tokens.tolist()
+        drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
         at = 0
-        for chunk in self._plan.chunks:
-            request = chunk.sequence.request
-            count = 0
-            if chunk.samples and not request.beam_width:
-                count = request.width if request.width > 1 and not request.forked else 1 + len(chunk.drafts)
+        for chunk, count in zip(self._plan.chunks, self.draws, strict=True):
             mine = drawn[at : at + count]
             at += count
-            if mine and min(mine) < 0:
-                raise EngineError(f"the model gave no finite logits for request {request.id!r}: its weights or KV hold NaN or infinity")
+            if -1 in mine:
+                raise _no_finite_logits(chunk)
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
         return StepResult(tokens=tokens, candidates=self._candidates(), seconds=self.seconds)
 
@@ -193,7 +203,14 @@ class TorchHandle:
             return {}
         beams = [index for index, chunk in enumerate(self._plan.chunks) if chunk.samples and chunk.sequence.request.beam_width]
         ids, log_probs = self.candidates.token_ids.tolist(), self.candidates.log_probs.tolist()
+        for index, row in zip(beams, log_probs, strict=True):
+            if math.isnan(row[0]):
+                raise _no_finite_logits(self._plan.chunks[index])
         return {index: list(zip(*row, strict=True)) for index, *row in zip(beams, ids, log_probs, strict=True)}
+
+
+def _no_finite_logits(chunk: Chunk) -> EngineError:
+    return EngineError(f"the model gave no finite logits for request {chunk.sequence.request.id!r}: its weights or KV hold NaN or infinity")
 
 
 def accepted(drafts: Seq[int], drawn: Seq[int]) -> int:

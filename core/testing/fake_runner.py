@@ -37,6 +37,7 @@ class FailurePoint(Enum):
 
     SUBMIT = "in submit"
     BEFORE_TRANSFERS = "before its transfers"
+    AMONG_TRANSFERS = "among its transfers"
     AFTER_TRANSFERS = "after its transfers"
     HALF_WRITTEN = "in the forward pass, with garbage in the slots of its rows"
 
@@ -74,7 +75,7 @@ class FakeHandle:
     transfers: tuple[Transfer, ...]
     rows: list[Row]
     failure: FailurePoint | None
-    transfers_done: bool = False
+    transfers_done: int = 0
     error: Exception | None = None
     answer: StepResult | None = None
 
@@ -218,10 +219,12 @@ class FakeRunner(Runner):
     def _run(self, handle: FakeHandle) -> StepResult:
         if handle.failure is FailurePoint.BEFORE_TRANSFERS:
             raise InjectedFailure(f"step {handle.step} fails {handle.failure.value}")
-        for transfer in handle.transfers:
+        for number, transfer in enumerate(handle.transfers):
+            if handle.failure is FailurePoint.AMONG_TRANSFERS and number == len(handle.transfers) // 2:
+                raise InjectedFailure(f"step {handle.step} fails {handle.failure.value}")
             self._move(transfer)
-        handle.transfers_done = True
-        if handle.failure is FailurePoint.AFTER_TRANSFERS:
+            handle.transfers_done += 1
+        if handle.failure in (FailurePoint.AMONG_TRANSFERS, FailurePoint.AFTER_TRANSFERS):
             raise InjectedFailure(f"step {handle.step} fails {handle.failure.value}")
         self._check_exclusive(handle.rows)
         for row in handle.rows:

@@ -230,11 +230,13 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a rollback leaves tokens scheduled": breaks(Engine._rollback, "sequence.num_scheduled = sequence.num_computed", "pass", failures=True),
     "a rollback leaves chunks awaited": breaks(Engine._rollback, "sequence.awaited = None", "pass", failures=True, kind="n"),
-    "a rollback loses transfers": breaks(Engine._rollback, "self.kv.requeue(flight.plan.transfers)", "pass", failures=True, kind="n"),
+    "a rollback loses transfers": breaks(
+        Engine._rollback, "self.kv.requeue(flight.plan.transfers[done:])", "pass", failures=True, kind="n"
+    ),
     "a rollback repeats transfers": breaks(
         Engine._rollback,
-        "flight.handle is None or not flight.handle.transfers_done",
-        "True",
+        "flight.plan.transfers[done:]",
+        "flight.plan.transfers",
         ENGINE + "test_transfers_of_a_failed_step_come_first_in_the_next",
     ),
     "a rollback queues transfers last": breaks(
