@@ -36,7 +36,7 @@ from tests.matrix.stacks import REGISTRY, loaded
 from tests.models import VOCAB, reference_model, tiny
 
 MAX_MODEL_LEN = 64
-MAX_NUM_SEQS = 8
+MAX_NUM_SEQS = 12
 
 
 def make_kv(name: str, slots: int, *, host: int = 0) -> Allocator:
