@@ -7,8 +7,10 @@ are more than 1e-3 apart and that each kind of wrong attention changes the token
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,12 @@ def tiny(family: str, *, seed: int | None = None, dtype: torch.dtype = torch.flo
     return _tiny(family, _FAMILIES[family][2] if seed is None else seed, dtype, json.dumps(overrides, sort_keys=True))
 
 
-_SESSION = tempfile.TemporaryDirectory(prefix="octavo-tiny-")  # removed when the interpreter exits
+@functools.cache
+def _session() -> Path:
+    """The folder of this process's models, removed when it exits."""
+    folder = Path(tempfile.mkdtemp(prefix="octavo-tiny-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache
@@ -88,8 +95,7 @@ def _tiny(family: str, seed: int, dtype: torch.dtype, overrides: str) -> Path:
                     parameter.normal_(1, 0.3)
                 else:
                     parameter.mul_(8)
-    session = Path(_SESSION.name)
-    folder = session / f"{family}-{len(list(session.iterdir()))}"
+    folder = _session() / f"{family}-{len(list(_session().iterdir()))}"
     model.to(dtype).save_pretrained(folder)
     _tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"))
     return folder
