@@ -34,7 +34,7 @@ def _step_attention(
     GPT-J rotates in fp32: the cache has the type of the values.
     """
     q, k, v = (x[0].transpose(0, 1).to(value.dtype).contiguous() for x in (query, key, value))
-    return octavo_attend(module.layer_idx, q, k, v).unsqueeze(0), None
+    return octavo_attend(module.layer_idx, q, k, v).contiguous().unsqueeze(0), None  # some models take a view of it
 
 
 def _probe_attention(

@@ -26,7 +26,7 @@ _REFUSED = {
     **dict.fromkeys(("gpt_neo", "openai-gpt", "ctrl", "xlnet", "xglm"), _OWN),
     "llama4_text": "attends within chunks of the context, which kernels do not know",
 }
-_SINKS = {"gpt_oss"}
+_SINKS = {"gpt_oss", "flint", "granite_swa", "granitemoe_swa"}
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 # Families whose config.json always holds all that is read here (under these names), so that the library need not be asked.
@@ -98,13 +98,22 @@ def _reader(config: Mapping[str, Any]) -> Callable[[str], Any]:
     if names is not None and all(names.get(name, name) in config for name in _REQUIRED):
         plain = names
         return lambda name: config.get(plain.get(name, name))
-    from transformers import CONFIG_MAPPING
-    from transformers import __version__ as version
+    from transformers import CONFIG_MAPPING, __version__ as version
 
     if config["model_type"] not in CONFIG_MAPPING:
         raise Unsupported(f"transformers {version} does not know model_type {config['model_type']!r}; a newer one may")
-    completed = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-    return lambda name: getattr(completed, name, None)
+    try:
+        completed = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    except Exception as error:  # each config class checks its entries in its own way
+        raise Unsupported(f"transformers refuses this config.json of {_architecture(config)}: {error}") from error
+
+    def get(name: str) -> Any:
+        try:
+            return getattr(completed, name, None)
+        except Exception as error:  # where layers differ, some configs refuse to name one size for all
+            raise Unsupported(f"{_architecture(config)} has no single {name}: {error}") from error
+
+    return get
 
 
 def _check_layer_types(architecture: str, types: Any) -> None:

@@ -21,7 +21,10 @@ _TOKENS = 8
 _TOLERANCE = 0.02  # mean deviation over mean size: rounding in bf16 is far below, a wrong position or a neighbour's influence far above
 _READ = {"attention_mask", "scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"}
 # Said already by q, k and v or by this plugin, or not about attention.
-_INERT = {"position_ids", "position_embeddings", "cache_position", "use_cache", "output_router_logits"}
+_INERT = {
+    *("position_ids", "position_embeddings", "cache_position", "use_cache"),
+    *("output_attentions", "output_hidden_states", "output_router_logits"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,17 +118,21 @@ def _spec(layer: int, call: _Call, shape: ModelShape, dtype: torch.dtype) -> Lay
         raise Unsupported(f"layer {layer} gives its attention {', '.join(unknown)}, which kernels would ignore")
     if given.get("dropout"):
         raise Unsupported(f"layer {layer} asks for dropout")
-    sizes = (call.q.shape[0], call.k.shape[0], call.v.shape[0], call.q.shape[2], call.k.shape[2], call.v.shape[2])
-    told = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.head_size_k, shape.head_size_k, shape.head_size_v)
-    if sizes != told:
-        raise Unsupported(f"layer {layer} has heads and sizes (H, G, G, Dq, Dk, Dv) = {sizes}, its config.json says {told}")
+    sizes = {"q": (shape.num_heads, shape.head_size_k), "k": (shape.num_kv_heads, shape.head_size_k), "v": (shape.num_kv_heads, shape.head_size_v)}
+    for name, told in sizes.items():
+        found_heads, _, found_size = getattr(call, name).shape
+        if (found_heads, found_size) != told:
+            raise Unsupported(
+                f"{name} of layer {layer} has {found_heads} heads of {found_size}, but {told[0]} of {told[1]} were read from its config.json"
+            )
     if call.v.dtype != dtype:
         raise Unsupported(f"layer {layer} computes in {call.v.dtype}, not {dtype}")
     sinks: torch.Tensor | None = given.get("s_aux")
-    found = (_window(layer, given, shape), given.get("softcap"), sinks is not None)
-    expected = (shape.windows[layer], shape.softcap, shape.sinks)
-    if found != expected:
-        raise Unsupported(f"layer {layer} has (window, softcap, sinks) = {found}, its config.json says {expected}")
+    found = {"window": _window(layer, given, shape), "softcap": given.get("softcap"), "sinks": sinks is not None}
+    expected = {"window": shape.windows[layer], "softcap": shape.softcap, "sinks": shape.sinks}
+    for name, value in found.items():
+        if value != expected[name]:
+            raise Unsupported(f"layer {layer} has {name} = {value}, but {expected[name]} was read from its config.json")
     return LayerSpec(
         index=layer,
         num_heads=shape.num_heads,
