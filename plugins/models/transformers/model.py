@@ -99,13 +99,16 @@ def _from_folder(model_class: Any, config: Any, folder: Path, dtype: torch.dtype
             use_safetensors=True,
             local_files_only=True,
             attn_implementation="eager",
+            ignore_mismatched_sizes=True,  # reported with the others below
             output_loading_info=True,
         )
     except Exception as error:  # OSError, RuntimeError, SafetensorError, ...: whatever reading these files raises
         raise ModelSourceError(f"cannot read the weights in {folder}: {type(error).__name__}: {error}") from error
     wrong = [f"missing: {name}" for name in sorted(report["missing_keys"])]
     wrong += [f"unexpected: {name}" for name in sorted(report["unexpected_keys"])]
-    wrong += [f"of another shape: {name[0]}" for name in sorted(report["mismatched_keys"])]
+    wrong += [
+        f"shape of {name}: {list(found)}, config.json asks for {list(asked)}" for name, found, asked in sorted(report["mismatched_keys"])
+    ]
     if wrong:
         shown = "".join(f"\n  - {line}" for line in wrong[:20]) + (f"\n  - and {len(wrong) - 20} more" if len(wrong) > 20 else "")
         raise ModelSourceError(f"the weights in {folder} do not fit its config.json:{shown}")
