@@ -42,7 +42,9 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "phi3": ("Phi3Config", _COMMON | {"sliding_window": WINDOW}, 2),
     "gemma2": (
         "Gemma2Config",
-        _COMMON | _ALTERNATING | {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0},
+        _COMMON
+        | _ALTERNATING
+        | {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0},
         2,
     ),
     "gemma3": ("Gemma3TextConfig", _COMMON | _ALTERNATING | {"head_dim": 16, "query_pre_attn_scalar": 24}, 3),
@@ -62,7 +64,13 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
         | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1},
         1,
     ),
-    "gpt_oss": ("GptOssConfig", _EXPERTS | _ALTERNATING | {"head_dim": 16, "num_local_experts": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, 1),
+    "gpt_oss": (
+        "GptOssConfig",
+        _EXPERTS
+        | _ALTERNATING
+        | {"head_dim": 16, "num_local_experts": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        1,
+    ),
 }
 FAMILIES = tuple(_FAMILIES)
 

@@ -76,7 +76,9 @@ _SESSION = tempfile.TemporaryDirectory(prefix="octavo-tiny-")  # removed when th
 @functools.cache
 def _tiny(family: str, seed: int, dtype: torch.dtype, overrides: str) -> Path:
     config_class, differences, _ = _FAMILIES[family]
-    return save_scaled(getattr(transformers, config_class)(**(_COMMON | differences | json.loads(overrides))), family, seed=seed, dtype=dtype)
+    return save_scaled(
+        getattr(transformers, config_class)(**(_COMMON | differences | json.loads(overrides))), family, seed=seed, dtype=dtype
+    )
 
 
 def save_scaled(config: transformers.PretrainedConfig, name: str, *, seed: int, dtype: torch.dtype = torch.float32) -> Path:

@@ -118,13 +118,16 @@ def _spec(layer: int, call: _Call, shape: ModelShape, dtype: torch.dtype) -> Lay
         raise Unsupported(f"layer {layer} gives its attention {', '.join(unknown)}, which kernels would ignore")
     if given.get("dropout"):
         raise Unsupported(f"layer {layer} asks for dropout")
-    sizes = {"q": (shape.num_heads, shape.head_size_k), "k": (shape.num_kv_heads, shape.head_size_k), "v": (shape.num_kv_heads, shape.head_size_v)}
+    sizes = {
+        "q": (shape.num_heads, shape.head_size_k),
+        "k": (shape.num_kv_heads, shape.head_size_k),
+        "v": (shape.num_kv_heads, shape.head_size_v),
+    }
     for name, told in sizes.items():
-        found_heads, _, found_size = getattr(call, name).shape
-        if (found_heads, found_size) != told:
-            raise Unsupported(
-                f"{name} of layer {layer} has {found_heads} heads of {found_size}, but {told[0]} of {told[1]} were read from its config.json"
-            )
+        num_heads, _, size = getattr(call, name).shape
+        if (num_heads, size) != told:
+            read = f"but {told[0]} of {told[1]} were read from its config.json"
+            raise Unsupported(f"{name} of layer {layer} has {num_heads} heads of {size}, {read}")
     if call.v.dtype != dtype:
         raise Unsupported(f"layer {layer} computes in {call.v.dtype}, not {dtype}")
     sinks: torch.Tensor | None = given.get("s_aux")

@@ -59,7 +59,8 @@ def test_a_class_without_the_attention_interface_is_refused(tmp_path: Path) -> N
     with pytest.raises(ModelSourceError) as caught:
         load(folder)
     assert str(caught.value) == (
-        "model plugin 'transformers' cannot run this model: StableLmForCausalLM does not hand its attention to the library's AttentionInterface"
+        "model plugin 'transformers' cannot run this model: "
+        "StableLmForCausalLM does not hand its attention to the library's AttentionInterface"
     )
 
 
@@ -210,7 +211,9 @@ def test_weights_of_another_shape_are_named(folder: Path) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"][:-1].clone()
 
-    with pytest.raises(ModelSourceError, match=r"shape of model\.layers\.0\.mlp\.up_proj\.weight: \[95, 64\], config\.json asks for \[96, 64\]"):
+    with pytest.raises(
+        ModelSourceError, match=r"shape of model\.layers\.0\.mlp\.up_proj\.weight: \[95, 64\], config\.json asks for \[96, 64\]"
+    ):
         _load_changed(folder, change)
 
 

@@ -25,7 +25,9 @@ def _expected(family: str) -> tuple[tuple[int, ...], ...]:
     return reference_tokens(tiny(family), PROMPTS, NEW_TOKENS)
 
 
-def _dense(family: str, prompt: tuple[int, ...], *, piece: int | None = None, shift_from: int | None = None, **faults: Any) -> tuple[int, ...]:
+def _dense(
+    family: str, prompt: tuple[int, ...], *, piece: int | None = None, shift_from: int | None = None, **faults: Any
+) -> tuple[int, ...]:
     model = loaded(family)
     attend = DenseAttention(model.layers, **faults)
     return tuple(greedy(model, prompt, NEW_TOKENS, attend=attend, piece=piece, shift_from=shift_from))
