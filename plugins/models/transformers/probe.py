@@ -1,7 +1,8 @@
 """Tries a loaded model out: does its attention arrive whole, and is everything else a function of each token alone?
 
-Two passes over eight tokens in one flattened batch, the second with tokens and positions in reverse order, and with an attention in
-which each token sees itself alone. From what arrives there come the LayerSpecs; whatever a kernel would silently ignore is refused.
+Two passes over eight tokens in one flattened batch, the second in reverse order and with every other token replaced, and with an
+attention in which each token sees itself alone: q, k, v and logits of the tokens that stayed must stay. From what arrives at the
+attention come the LayerSpecs; whatever a kernel would silently ignore is refused.
 """
 
 from __future__ import annotations
@@ -65,18 +66,21 @@ def probe(model: Any, shape: ModelShape, *, dtype: torch.dtype, device: torch.de
     count = min(_TOKENS, shape.max_position_embeddings)
     positions = torch.arange(count, device=device)
     ids = (positions * 7919 + 13) % shape.vocab_size
-    rows = positions[::2]
-    there, logits = _pass(model, ids, positions, rows)
-    back, mirrored = _pass(model, ids.flip(0), positions.flip(0), count - 1 - rows)
+    stay = positions[::2]
+    there, logits = _pass(model, ids, positions, stay)
+    others, places = ids.clone(), positions.clone()
+    others[1::2] = (others[1::2] + 1) % shape.vocab_size
+    places[1::2] += min(count, shape.max_position_embeddings - count)
+    back, mirrored = _pass(model, others.flip(0), places.flip(0), count - 1 - stay)
 
     if there.keys() != set(range(shape.num_layers)):
         silent = sorted(set(range(shape.num_layers)) - there.keys()) or sorted(there)
         raise Unsupported(f"of its {shape.num_layers} layers {len(there)} call their attention (see layer {silent[0]}): {_state()}")
-    if logits.shape != (len(rows), shape.vocab_size):
-        raise Unsupported(f"its logits have the shape {list(logits.shape)}, not {[len(rows), shape.vocab_size]}")
+    if logits.shape != (len(stay), shape.vocab_size):
+        raise Unsupported(f"its logits have the shape {list(logits.shape)}, not {[len(stay), shape.vocab_size]}")
     for layer, call in sorted(there.items()):
         for name in ("q", "k", "v"):
-            if _differ(getattr(call, name), getattr(back[layer], name).flip(1)):
+            if _differ(getattr(call, name)[:, stay], getattr(back[layer], name).flip(1)[:, stay]):
                 raise Unsupported(f"{name} of layer {layer} depends on more than each token and its position: {_state()}")
     if _differ(logits, mirrored):
         raise Unsupported(f"its logits depend on more than each token, its position and attention: {_state()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,11 @@ def test_a_neighbour_s_influence_is_noticed() -> None:
     assert _refusal(model).startswith("q of layer 1 depends on more than each token and its position")
 
 
-def test_a_neighbour_s_influence_behind_the_last_attention_is_noticed() -> None:
-    """Here on the hidden states that the head reads."""
+@pytest.mark.parametrize("influence", [lambda x: x.roll(1, 1), lambda x: x.mean(1, keepdim=True)], ids=["neighbour", "mean"])
+def test_influences_behind_the_last_attention_are_noticed(influence: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Here on the hidden states that the head reads: one token's, or all tokens' whatever their order."""
     model = _model()
-    model.model.norm.register_forward_hook(lambda module, inputs, output: output + output.roll(1, 1))
+    model.model.norm.register_forward_hook(lambda module, inputs, output: output + influence(output))
     assert _refusal(model).startswith("its logits depend on more than each token, its position and attention")
 
 
