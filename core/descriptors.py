@@ -77,7 +77,7 @@ class ModelShape:
     sinks: bool = False
     vocab_size: int
     max_position_embeddings: int
-    num_parameters: int
+    num_parameters: int | None  # None: known only once the model is loaded
     dtype: str  # the checkpoint's
 
     def facts(

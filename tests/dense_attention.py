@@ -19,7 +19,7 @@ class DenseAttention:
     """An `Attend` for one sequence, called with its tokens in order, in pieces of any length.
 
     The faults: `only_self` (the context is ignored), `dropped` (position whose K and V are lost), `swap_kv_heads` (queries read the
-    heads in reverse order), `no_window`.
+    heads in reverse order), `no_window`, `no_softcap`, `no_sinks`.
     """
 
     layers: Sequence[LayerSpec]
@@ -27,6 +27,8 @@ class DenseAttention:
     dropped: int | None = None
     swap_kv_heads: bool = False
     no_window: bool = False
+    no_softcap: bool = False
+    no_sinks: bool = False
     k: dict[int, torch.Tensor] = field(default_factory=dict)
     v: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -39,8 +41,12 @@ class DenseAttention:
             k, v = k.flip(1), v.flip(1)
         k, v = k.repeat_interleave(spec.group, 1), v.repeat_interleave(spec.group, 1)
         scores = torch.einsum("qhd,khd->hqk", q.float(), k) * spec.scale
-        seen = self.visible(len(q), len(k), spec)
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        if spec.softcap is not None and not self.no_softcap:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        scores = scores.masked_fill(~self.visible(len(q), len(k), spec), -torch.inf)
+        if spec.sinks is not None and not self.no_sinks:
+            scores = torch.cat([scores, spec.sinks.float()[:, None, None].expand(-1, len(q), 1)], dim=-1)
+        weights = scores.softmax(-1)[..., : len(k)]
         return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
     def visible(self, num_queries: int, num_keys: int, spec: LayerSpec) -> torch.Tensor:

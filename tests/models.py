@@ -83,19 +83,25 @@ def _session() -> Path:
 @functools.cache
 def _tiny(family: str, seed: int, dtype: torch.dtype, overrides: str) -> Path:
     config_class, differences, _ = _FAMILIES[family]
-    config = getattr(transformers, config_class)(**(_COMMON | differences | json.loads(overrides)))
+    return save_scaled(
+        getattr(transformers, config_class)(**(_COMMON | differences | json.loads(overrides))), family, seed=seed, dtype=dtype
+    )
+
+
+def save_scaled(config: transformers.PretrainedConfig, name: str, *, seed: int, dtype: torch.dtype = torch.float32) -> Path:
+    """Folder of a random model of that config: matrices scaled up, biases and norms random; gone when the session ends."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("bias"):
+            for parameter_name, parameter in model.named_parameters():
+                if parameter_name.endswith("bias"):
                     parameter.normal_(0, 0.5)
                 elif parameter.dim() == 1:
                     parameter.normal_(1, 0.3)
                 else:
                     parameter.mul_(8)
-    folder = _session() / f"{family}-{len(list(_session().iterdir()))}"
+    folder = _session() / f"{name}-{len(list(_session().iterdir()))}"
     model.to(dtype).save_pretrained(folder)
     _tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"))
     return folder
