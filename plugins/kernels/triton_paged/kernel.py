@@ -1,0 +1,172 @@
+"""Launches the functions of `.attention_jit`: chooses tiles, checks layouts, lays out arguments.
+
+One launch a layer writes, one attends, whatever the mix of prompts, chunks and decoding rows; nothing is gathered, nothing is read back
+from the device. The grid follows from the number of tokens and of rows alone, so a captured graph may be replayed with any lengths.
+Must not know: how tokens came to their slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.interpreter import InterpretedFunction
+
+from octavo.core.attention import AttentionMetadata, Kernel, LayerCache, LayerSpec
+from octavo.core.errors import ConfigError, PluginContractError
+from octavo.plugins.kernels.triton_paged.attention_jit import attend_tiles, write_slots
+
+_WRITTEN_ELEMENTS = 4096  # that one program copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """What a program works on: `rows` pairs of query and head, `keys` at a time, by `num_warps` with `num_stages` loads in flight."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, layer: LayerSpec, dtype: torch.dtype, *, decoding: bool) -> Tile:
+        """The tile for a layer; `decoding`: no row has more than one query, so there are few rows to fill it with."""
+        wide = dtype.itemsize > 2 or max(layer.head_size_k, layer.head_size_v) > 128
+        rows = max(16 if decoding else 32 if wide else 64, triton.next_power_of_2(layer.group))
+        return cls(rows=rows, keys=32 if wide else 64, num_warps=4, num_stages=2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Step:
+    """Where the rows' positions lie, for both layouts."""
+
+    places: torch.Tensor
+    block_size: int  # 0: `places` are starts of regions
+    decoding: bool
+
+
+class TritonPagedKernel(Kernel):
+    """Paged attention in Triton. With `interpret`, on CPU tensors in Triton's interpreter."""
+
+    def __init__(self, layers: Sequence[LayerSpec], *, dtype: torch.dtype, device: torch.device, interpret: bool = False) -> None:
+        """Raises ConfigError where Triton was imported for the other way of running."""
+        super().__init__(layers, dtype=dtype, device=device)
+        if isinstance(attend_tiles, InterpretedFunction) != interpret:
+            raise ConfigError(
+                f"kernel.interpret is {str(interpret).lower()}, but Triton was imported to {'compile' if interpret else 'interpret'}: "
+                f"start the process with TRITON_INTERPRET={int(interpret)}"
+            )
+        self._interpret = interpret
+
+    def prepare(self, meta: AttentionMetadata) -> _Step:
+        """The layout; nothing is computed. Raises PluginContractError if there is none."""
+        decoding = meta.max_query_len <= 1
+        if meta.region_starts is not None:
+            return _Step(places=meta.region_starts, block_size=0, decoding=decoding)
+        if meta.block_table is not None:
+            return _Step(places=meta.block_table, block_size=meta.block_size, decoding=decoding)
+        raise PluginContractError("AttentionMetadata has neither region_starts nor block_table; one of them must be set")
+
+    def write(self, cache: LayerCache, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata, prepared: Any) -> None:
+        """As `Kernel.write`, in one launch that leaves out tokens of slot -1."""
+        if k.shape[0] == 0:
+            return
+        arguments = write_arguments(cache, k, v, meta)
+        with torch.cuda.device_of(k):
+            write_slots[(triton.cdiv(k.shape[0], arguments["TOKENS"]),)](**arguments)
+
+    def attend(self, q: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, prepared: Any, layer: LayerSpec) -> torch.Tensor:
+        """q [T, H, Dk] -> [T, H, Dv] in q's dtype; tokens of empty rows, and behind the last row, get zeros."""
+        output = q.new_empty(q.shape[0], layer.num_heads, layer.head_size_v)
+        if q.shape[0] == 0:
+            return output
+        tile = Tile.of(layer, self.dtype, decoding=prepared.decoding)
+        # Every row may leave one tile unfinished, and so may the tokens behind the last row.
+        tiles = q.shape[0] // (tile.rows // layer.group) + meta.num_rows + 1
+        arguments = attend_arguments(q, cache, output, meta, prepared, layer, tile=tile, upcast=self._interpret)
+        with torch.cuda.device_of(q):
+            attend_tiles[(tiles, layer.num_kv_heads)](**arguments, num_warps=tile.num_warps, num_stages=tile.num_stages)
+        return output
+
+
+def attend_arguments(
+    q: torch.Tensor,
+    cache: LayerCache,
+    output: torch.Tensor,
+    meta: AttentionMetadata,
+    step: _Step,
+    layer: LayerSpec,
+    *,
+    tile: Tile,
+    upcast: bool,
+) -> dict[str, Any]:
+    """What `attend_tiles` is launched with, by name."""
+    q = _dense_heads(q)
+    k_cache, v_cache = cache
+    return {
+        "q": q,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "output": output,
+        "sinks": layer.sinks,
+        "query_start": meta.query_start,
+        "seq_lens": meta.seq_lens,
+        "places": step.places,
+        "num_rows": meta.num_rows,
+        "num_tokens": q.shape[0],
+        "scale": layer.scale,
+        "q_token_stride": q.stride(0),
+        "q_head_stride": q.stride(1),
+        "k_slot_stride": k_cache.stride(0),
+        "k_head_stride": k_cache.stride(1),
+        "v_slot_stride": v_cache.stride(0),
+        "v_head_stride": v_cache.stride(1),
+        "place_stride": step.places.stride(0),
+        "GROUP": layer.group,
+        "K_SIZE": layer.head_size_k,
+        "V_SIZE": layer.head_size_v,
+        "BLOCK_SIZE": step.block_size,
+        "WINDOW": layer.window,
+        "SOFTCAP": layer.softcap,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "UPCAST": upcast,
+    }
+
+
+def write_arguments(cache: LayerCache, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata) -> dict[str, Any]:
+    """What `write_slots` is launched with, by name."""
+    k, v = _dense_heads(k), _dense_heads(v)
+    k_cache, v_cache = cache
+    num_kv_heads = k.shape[1]
+    k_padded, v_padded = (triton.next_power_of_2(num_kv_heads * tensor.shape[2]) for tensor in (k, v))
+    return {
+        "k": k,
+        "v": v,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "slots": meta.slots,
+        "num_tokens": k.shape[0],
+        "num_kv_heads": num_kv_heads,
+        "k_token_stride": k.stride(0),
+        "k_head_stride": k.stride(1),
+        "v_token_stride": v.stride(0),
+        "v_head_stride": v.stride(1),
+        "k_slot_stride": k_cache.stride(0),
+        "k_slot_head_stride": k_cache.stride(1),
+        "v_slot_stride": v_cache.stride(0),
+        "v_slot_head_stride": v_cache.stride(1),
+        "K_SIZE": k.shape[2],
+        "V_SIZE": v.shape[2],
+        "K_PADDED": k_padded,
+        "V_PADDED": v_padded,
+        "TOKENS": max(1, _WRITTEN_ELEMENTS // max(k_padded, v_padded)),
+    }
+
+
+def _dense_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, unless the elements of a head do not follow each other."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
