@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo.core.attention import Kernel, LayerSpec
 
 OLDEST_CAPABILITY = (8, 0)  # Triton compiles bf16 for these CUDA devices and newer ones
+MAX_HEAD_SIZE = 256
 
 
 class TritonPagedOptions(PluginOptions):
@@ -23,7 +24,7 @@ class TritonPagedOptions(PluginOptions):
 
     interpret: bool = Field(
         False,
-        description="run on the CPU in Triton's interpreter, some thousand times slower: for tests and learning; set TRITON_INTERPRET=1 too",
+        description="run on a CPU in Triton's interpreter, which is very slow: for tests and learning; needs TRITON_INTERPRET=1, too",
     )
 
 
@@ -37,6 +38,8 @@ def _rejects(options: TritonPagedOptions, facts: Facts) -> Iterable[str]:
     if facts.capability is not None and facts.capability < OLDEST_CAPABILITY:
         wanted, found = (".".join(map(str, capability)) for capability in (OLDEST_CAPABILITY, facts.capability))
         yield f"Triton needs a GPU of compute capability {wanted} or newer, this one has {found}"
+    if (size := max(facts.head_size_k, facts.head_size_v)) > MAX_HEAD_SIZE:
+        yield f"kernel 'triton_paged' has heads of up to {MAX_HEAD_SIZE} elements, the model's have {size}"
     if find_spec("triton") is None:
         yield "Triton is not installed; it exists for Linux only: pip install triton"
 
@@ -46,9 +49,7 @@ def _build(options: TritonPagedOptions, layers: tuple[LayerSpec, ...], facts: Fa
 
     from octavo.plugins.kernels.triton_paged.kernel import TritonPagedKernel
 
-    return TritonPagedKernel(
-        layers, dtype=getattr(torch, facts.dtype), device=torch.device(facts.device), interpret=options.interpret
-    )
+    return TritonPagedKernel(layers, dtype=getattr(torch, facts.dtype), device=torch.device(facts.device), interpret=options.interpret)
 
 
 TRITON_PAGED = KernelPlugin(

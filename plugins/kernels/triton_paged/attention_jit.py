@@ -9,6 +9,8 @@ Tiles are numbered as in "The Anatomy of a Triton Attention Kernel" (Ringlein et
 Must not know: torch, the interpreter (UPCAST says that dot products need fp32 operands), what the rows of a batch stand for.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 import triton
@@ -37,14 +39,17 @@ def row_of_tile(query_start, num_rows, tile, QUERIES: tl.constexpr):
 
 @triton.jit
 def dot(a, b, UPCAST: tl.constexpr):
-    """a @ b, accumulated in fp32; fp32 operands are not rounded to TF32."""
+    """a @ b with a rounded to b's type, accumulated in fp32; fp32 operands are not rounded to TF32."""
     if UPCAST:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a.to(b.dtype), b, input_precision="ieee")
 
 
-@triton.jit
+# What differs from step to step must not lead to another compilation.
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens", "place_stride"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "places"],
+)
 def attend_tiles(
     q,  # [T, H, K_SIZE], any strides but the last
     k_cache,  # [slots, G, K_SIZE]
@@ -150,7 +155,7 @@ def attend_tiles(
         weights = tl.exp2(scores - new_highest[:, None])
         shrink = tl.exp2(highest - new_highest)
         total = total * shrink + tl.sum(weights, 1)
-        weighted = weighted * shrink[:, None] + dot(weights.to(v.dtype), v, UPCAST)
+        weighted = weighted * shrink[:, None] + dot(weights, v, UPCAST)
         highest = new_highest
 
     result = weighted / tl.where(total == 0, 1, total)[:, None]
@@ -173,7 +178,7 @@ def scatter(values, cache, tokens, slots, num_heads, token_stride, head_stride, 
     tl.store(targets, tl.load(sources, mask=is_written), mask=is_written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots"])
 def write_slots(
     k,  # [T, G, K_SIZE], any strides but the last
     v,  # [T, G, V_SIZE]

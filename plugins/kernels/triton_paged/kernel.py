@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from triton.runtime.interpreter import InterpretedFunction
 
 from octavo.core.attention import AttentionMetadata, Kernel, LayerCache, LayerSpec
-from octavo.core.errors import ConfigError, PluginContractError
+from octavo.core.errors import ConfigError, IncompatibleStackError, PluginContractError
+from octavo.plugins.kernels.triton_paged import MAX_HEAD_SIZE
 from octavo.plugins.kernels.triton_paged.attention_jit import attend_tiles, write_slots
 
-_WRITTEN_ELEMENTS = 4096  # that one program copies
+_WRITTEN_ELEMENTS = 4096  # of K or V, that one program copies
+_COMPILER = {"enable_fp_fusion": True}  # multiply and add in one instruction; Triton's default is about to change
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """What a program works on: `rows` pairs of query and head, `keys` at a time, by `num_warps` with `num_stages` loads in flight."""
 
     rows: int
@@ -31,12 +32,33 @@ class Tile:
     num_warps: int
     num_stages: int
 
-    @classmethod
-    def of(cls, layer: LayerSpec, dtype: torch.dtype, *, decoding: bool) -> Tile:
-        """The tile for a layer; `decoding`: no row has more than one query, so there are few rows to fill it with."""
-        wide = dtype.itemsize > 2 or max(layer.head_size_k, layer.head_size_v) > 128
-        rows = max(16 if decoding else 32 if wide else 64, triton.next_power_of_2(layer.group))
-        return cls(rows=rows, keys=32 if wide else 64, num_warps=4, num_stages=2)
+
+# By bytes of an element and head size up to which: for steps in which no row has more than one query, and for others. The largest of
+# which no register is spilled on cuda:80, cuda:90 and gfx942, and which fits 64 KiB of shared memory where the GPU has no more.
+_TILES = {
+    (2, 64): (Tile(16, 64, 4, 2), Tile(64, 64, 4, 2)),
+    (2, 128): (Tile(16, 64, 4, 3), Tile(64, 32, 4, 2)),
+    (2, 256): (Tile(16, 32, 4, 2), Tile(32, 32, 4, 2)),
+    (4, 64): (Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
+    (4, 128): (Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
+    (4, 256): (Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
+}
+# An interpreted operation costs about the same whatever its size.
+_INTERPRETED = Tile(64, 64, 1, 1)
+
+
+def tile_for(layer: LayerSpec, dtype: torch.dtype, *, decoding: bool, interpret: bool = False) -> Tile:
+    """The tile for a layer in a step; `decoding`: no row of the step has more than one query.
+
+    Raises IncompatibleStackError for heads that are too large.
+    """
+    size = max(layer.head_size_k, layer.head_size_v)
+    if size > MAX_HEAD_SIZE:
+        raise IncompatibleStackError(
+            f"kernel 'triton_paged' has heads of up to {MAX_HEAD_SIZE} elements, layer {layer.index} has {size}; use kernel = \"naive\""
+        )
+    tile = _INTERPRETED if interpret else _TILES[dtype.itemsize, max(64, triton.next_power_of_2(size))][0 if decoding else 1]
+    return tile._replace(rows=max(tile.rows, triton.next_power_of_2(layer.group)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +74,7 @@ class TritonPagedKernel(Kernel):
     """Paged attention in Triton. With `interpret`, on CPU tensors in Triton's interpreter."""
 
     def __init__(self, layers: Sequence[LayerSpec], *, dtype: torch.dtype, device: torch.device, interpret: bool = False) -> None:
-        """Raises ConfigError where Triton was imported for the other way of running."""
+        """Raises ConfigError where Triton was imported for the other way of running, IncompatibleStackError for too wide heads."""
         super().__init__(layers, dtype=dtype, device=device)
         if isinstance(attend_tiles, InterpretedFunction) != interpret:
             raise ConfigError(
@@ -60,6 +82,12 @@ class TritonPagedKernel(Kernel):
                 f"start the process with TRITON_INTERPRET={int(interpret)}"
             )
         self._interpret = interpret
+        # (layer.index, decoding): chosen once, since a launch costs enough as it is.
+        self._tiles = {
+            (layer.index, decoding): tile_for(layer, dtype, decoding=decoding, interpret=interpret)
+            for layer in self.layers
+            for decoding in (False, True)
+        }
 
     def prepare(self, meta: AttentionMetadata) -> _Step:
         """The layout; nothing is computed. Raises PluginContractError if there is none."""
@@ -76,20 +104,27 @@ class TritonPagedKernel(Kernel):
             return
         arguments = write_arguments(cache, k, v, meta)
         with torch.cuda.device_of(k):
-            write_slots[(triton.cdiv(k.shape[0], arguments["TOKENS"]),)](**arguments)
+            write_slots[(triton.cdiv(k.shape[0], arguments["TOKENS"]),)](**arguments, **_COMPILER)
 
     def attend(self, q: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, prepared: Any, layer: LayerSpec) -> torch.Tensor:
         """q [T, H, Dk] -> [T, H, Dv] in q's dtype; tokens of empty rows, and behind the last row, get zeros."""
-        output = q.new_empty(q.shape[0], layer.num_heads, layer.head_size_v)
+        # The interpreter doesn't round to bf16, it truncates: there, torch rounds.
+        dtype = torch.float32 if self._interpret else q.dtype
+        output = torch.empty(q.shape[0], layer.num_heads, layer.head_size_v, dtype=dtype, device=q.device)
         if q.shape[0] == 0:
-            return output
-        tile = Tile.of(layer, self.dtype, decoding=prepared.decoding)
+            return output.to(q.dtype)
+        tile = self._tiles[layer.index, prepared.decoding]
         # Every row may leave one tile unfinished, and so may the tokens behind the last row.
         tiles = q.shape[0] // (tile.rows // layer.group) + meta.num_rows + 1
         arguments = attend_arguments(q, cache, output, meta, prepared, layer, tile=tile, upcast=self._interpret)
         with torch.cuda.device_of(q):
-            attend_tiles[(tiles, layer.num_kv_heads)](**arguments, num_warps=tile.num_warps, num_stages=tile.num_stages)
-        return output
+            attend_tiles[(tiles, layer.num_kv_heads)](**arguments, **compiler_options(tile))
+        return output.to(q.dtype)
+
+
+def compiler_options(tile: Tile) -> dict[str, Any]:
+    """How Triton compiles `attend_tiles` for a tile."""
+    return {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **_COMPILER}
 
 
 def attend_arguments(
