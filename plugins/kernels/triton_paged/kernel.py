@@ -21,7 +21,8 @@ from octavo.plugins.kernels.triton_paged import MAX_HEAD_SIZE
 from octavo.plugins.kernels.triton_paged.attention_jit import attend_tiles, write_slots
 
 _WRITTEN_ELEMENTS = 4096  # of K or V, that one program copies
-_COMPILER = {"enable_fp_fusion": True}  # multiply and add in one instruction; Triton's default is about to change
+_IMPORTED_TO_INTERPRET = isinstance(attend_tiles, InterpretedFunction)
+COMPILER_OPTIONS = {"enable_fp_fusion": True}  # multiply and add in one instruction; Triton's default is about to change
 
 
 class Tile(NamedTuple):
@@ -76,7 +77,7 @@ class TritonPagedKernel(Kernel):
     def __init__(self, layers: Sequence[LayerSpec], *, dtype: torch.dtype, device: torch.device, interpret: bool = False) -> None:
         """Raises ConfigError where Triton was imported for the other way of running, IncompatibleStackError for too wide heads."""
         super().__init__(layers, dtype=dtype, device=device)
-        if isinstance(attend_tiles, InterpretedFunction) != interpret:
+        if interpret != _IMPORTED_TO_INTERPRET:
             raise ConfigError(
                 f"kernel.interpret is {str(interpret).lower()}, but Triton was imported to {'compile' if interpret else 'interpret'}: "
                 f"start the process with TRITON_INTERPRET={int(interpret)}"
@@ -104,7 +105,7 @@ class TritonPagedKernel(Kernel):
             return
         arguments = write_arguments(cache, k, v, meta)
         with torch.cuda.device_of(k):
-            write_slots[(triton.cdiv(k.shape[0], arguments["TOKENS"]),)](**arguments, **_COMPILER)
+            write_slots[(triton.cdiv(k.shape[0], arguments["TOKENS"]),)](**arguments, **COMPILER_OPTIONS)
 
     def attend(self, q: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, prepared: Any, layer: LayerSpec) -> torch.Tensor:
         """q [T, H, Dk] -> [T, H, Dv] in q's dtype; tokens of empty rows, and behind the last row, get zeros."""
@@ -124,7 +125,7 @@ class TritonPagedKernel(Kernel):
 
 def compiler_options(tile: Tile) -> dict[str, Any]:
     """How Triton compiles `attend_tiles` for a tile."""
-    return {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **_COMPILER}
+    return {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **COMPILER_OPTIONS}
 
 
 def attend_arguments(
