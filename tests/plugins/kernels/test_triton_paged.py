@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -85,9 +86,7 @@ def test_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rejections(device="cuda", capability=(8, 0), head_size_k=256) == []
     assert rejections(device="cuda", capability=(7, 5)) == ["Triton needs a GPU of compute capability 8.0 or newer, this one has 7.5"]
     assert rejections(head_size_v=512) == ["kernel 'triton_paged' has heads of up to 256 elements, the model's have 512"]
-    monkeypatch.setattr(
-        "octavo.plugins.kernels.triton_paged.find_spec", lambda name: None if name == "triton" else importlib.util.find_spec
-    )
+    monkeypatch.setattr("octavo.plugins.kernels.triton_paged.find_spec", lambda name: None if name == "triton" else find_spec(name))
     assert rejections() == ["Triton is not installed; it exists for Linux only: pip install triton"]
 
 
