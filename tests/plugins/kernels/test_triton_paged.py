@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.core.compat import problems
 from octavo.core.errors import ConfigError, IncompatibleStackError, PluginContractError
+from octavo.core.stack import Choice, Stack
+from octavo.core.testing.fake_plugins import fake_allocator, fake_model, fake_ops, fake_scheduler
 from octavo.plugins.kernels.triton_paged import kernel as module
 from octavo.plugins.kernels.triton_paged.kernel import Tile, TritonPagedKernel, tile_for
 from tests.plugins.kernels.cases import (
@@ -74,6 +77,15 @@ def test_needs_a_gpu_unless_interpreted() -> None:
     descriptor = plugin(NAME)
     assert list(descriptor.needs(descriptor.options(), facts())) == ["device:cuda"]
     assert list(descriptor.needs(descriptor.options(interpret=True), facts())) == []
+
+
+def test_on_a_cpu_the_stack_says_what_is_missing() -> None:
+    """The compatibility check names the GPU as what is missing, and nothing else."""
+    others = {"scheduler": fake_scheduler(), "allocator": fake_allocator(), "ops": fake_ops(), "model": fake_model()}
+    choices = {kind: Choice.default(descriptor) for kind, descriptor in others.items()}
+    stack = Stack(**choices, kernel=Choice.default(plugin(NAME)))
+    assert problems(stack, facts()) == ["kernel 'triton_paged' needs device:cuda, but device is cpu"]
+    assert problems(stack, facts(device="cuda:1", capability=(9, 0))) == []
 
 
 def test_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
