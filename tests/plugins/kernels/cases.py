@@ -6,18 +6,24 @@ To have another kernel tested, add its name to KERNELS. Must not know: any kerne
 
 from __future__ import annotations
 
+import os
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any, Literal
 
+import pytest
 import torch
 
 from octavo.core.attention import AttentionMetadata, Kernel, LayerSpec
 from octavo.core.descriptors import Facts, KernelPlugin
 from octavo.core.reference_attention import reference_attention
 
-KERNELS = ("naive", "sdpa")
+KERNELS = ("naive", "sdpa", "triton_paged")
+
+# Kernels that need a GPU run on it, or, in a process with TRITON_INTERPRET=1, on the CPU (see tests/conftest.py).
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+OPTIONS: dict[str, dict[str, Any]] = {"triton_paged": {"interpret": INTERPRETED}}
 
 STEPS = ("decode", "prefill", "chunk", "mixed")
 LAYOUTS: tuple[Layout, ...] = ("region", 1, 4, 7, 16)
@@ -66,6 +72,22 @@ class Case:
         """Tokens of rows that are not empty; they come first."""
         return int(self.meta.query_start[-2])
 
+    def on(self, device: torch.device) -> Case:
+        """The case with its tensors on a device."""
+
+        def moved(value: Any) -> Any:
+            return value.to(device) if isinstance(value, torch.Tensor) else value
+
+        return Case(
+            layer=replace(self.layer, sinks=moved(self.layer.sinks)),
+            meta=replace(self.meta, **{field.name: moved(getattr(self.meta, field.name)) for field in fields(self.meta)}),
+            q=moved(self.q),
+            k=moved(self.k),
+            v=moved(self.v),
+            before=(moved(self.before[0]), moved(self.before[1])),
+            after=(moved(self.after[0]), moved(self.after[1])),
+        )
+
     def expected(self) -> torch.Tensor:
         """The reference's output for the live tokens, [live, H, Dv] in fp32."""
         return reference_attention(self.q, self.after, self.meta, self.layer)[: self.live]
@@ -85,20 +107,32 @@ def facts(dtype: str = "float32", **changes: Any) -> Facts:
 
 
 def build(name: str, *layers: LayerSpec, dtype: str = "float32", **options: Any) -> Kernel:
-    """A kernel as the engine builds it."""
+    """A kernel as the engine builds it, on a device that it runs on; skips the test if there is none."""
     descriptor = plugin(name)
-    return descriptor.build(descriptor.options(**options), layers, facts(dtype))
+    chosen = descriptor.options(**OPTIONS.get(name, {}) | options)
+    device = "cuda" if "device:cuda" in descriptor.needs(chosen, facts(dtype)) else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip(f"kernel {name!r} needs a GPU, and torch finds none; set TRITON_INTERPRET=1 to have it interpreted")
+    return descriptor.build(chosen, layers, facts(dtype, device=device))
 
 
 def run(kernel: Kernel, case: Case) -> torch.Tensor:
-    """Write and attend on a copy of the cache -> [T, H, Dv]; checks that exactly the step's slots were written."""
+    """Write and attend on a copy of the cache -> [T, H, Dv], on the CPU; checks that exactly the step's slots were written."""
+    case = case.on(kernel.device)
     cache = tuple(tensor.clone() for tensor in case.before)
     prepared = kernel.prepare(case.meta)
     kernel.write(cache, case.k, case.v, case.meta, prepared)
     output = kernel.attend(case.q, cache, case.meta, prepared, case.layer)
     for tensor, after in zip(cache, case.after, strict=True):
         torch.testing.assert_close(tensor, after, rtol=0, atol=0, equal_nan=True)
-    return output
+    return output.cpu()
+
+
+def attend(kernel: Kernel, case: Case, prepared: Any = None) -> torch.Tensor:
+    """Attend alone, over the cache with the step's tokens -> [T, H, Dv], on the CPU; `prepared` is made where it is None."""
+    case = case.on(kernel.device)
+    prepared = kernel.prepare(case.meta) if prepared is None else prepared
+    return kernel.attend(case.q, case.after, case.meta, prepared, case.layer).cpu()
 
 
 def lengths(step: str, rng: random.Random) -> list[tuple[int, int]]:
@@ -207,5 +241,5 @@ def axes(provides: frozenset[str]) -> dict[str, list[Any]]:
 
 def random_spec(rng: random.Random, *, provides: frozenset[str]) -> Spec:
     """Any spec that a kernel with these capabilities must compute; for fuzzers."""
-    fields = {name: rng.choice(values) for name, values in axes(provides).items()}
-    return Spec(**fields, num_kv_heads=rng.choice((1, 2, 3)), seed=rng.getrandbits(32))
+    chosen = {name: rng.choice(values) for name, values in axes(provides).items()}
+    return Spec(**chosen, num_kv_heads=rng.choice((1, 2, 3)), seed=rng.getrandbits(32))
