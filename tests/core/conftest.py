@@ -20,10 +20,16 @@ from octavo.core.text.tokenizer import Tokenizer
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
+from octavo.plugins.schedulers.chunked import CHUNKED, ChunkedOptions
 from octavo.plugins.schedulers.continuous import CONTINUOUS, ContinuousOptions
 from octavo.plugins.schedulers.static import STATIC, StaticOptions
 
 COMMON = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "order": "priority", "ageing": 4.0, "classes": CLASSES}
+
+
+def _chunked(case: Case, kv: Allocator, **options: Any) -> Scheduler:
+    return CHUNKED.build(ChunkedOptions(preemption=case.preemption, **(COMMON | options)), kv, MAX_MODEL_LEN)
+
 
 SCHEDULERS: dict[str, Callable[[Case, Allocator], Scheduler]] = {
     "static": lambda case, kv: STATIC.build(StaticOptions(preemption=case.preemption, **COMMON), kv, MAX_MODEL_LEN),
@@ -34,6 +40,16 @@ SCHEDULERS: dict[str, Callable[[Case, Allocator], Scheduler]] = {
     "continuous": lambda case, kv: CONTINUOUS.build(ContinuousOptions(preemption=case.preemption, **COMMON), kv, MAX_MODEL_LEN),
     "prefill-first": lambda case, kv: CONTINUOUS.build(
         ContinuousOptions(preemption=case.preemption, mixing="prefill_first", **COMMON), kv, MAX_MODEL_LEN
+    ),
+    "chunked": lambda case, kv: _chunked(case, kv, max_num_batched_tokens=8),
+    "chunked-prefill-first": lambda case, kv: _chunked(case, kv, max_num_batched_tokens=11, mixing="prefill_first"),
+    "chunked-long": lambda case, kv: _chunked(
+        case,
+        kv,
+        max_num_batched_tokens=16,
+        long_prefill_token_threshold=5,
+        max_num_partial_prefills=2,
+        max_long_partial_prefills=1,
     ),
     "mad": lambda case, kv: MadScheduler(SchedulerOptions(preemption=case.preemption, **COMMON), kv, seed=case.seed),
 }
