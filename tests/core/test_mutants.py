@@ -29,6 +29,7 @@ from octavo.core.testing.random_runs import draw_case, run
 from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
 from octavo.plugins.allocators.paged.block_table import BlockTable
+from octavo.plugins.schedulers.chunked import Chunked
 from octavo.plugins.schedulers.static import Static
 
 RANDOM = "random runs"
@@ -52,6 +53,7 @@ def breaks(function: Any, there: str, instead: str, noticed_by: str = RANDOM, **
 
 PLAN, FORKS, POLICY, ENGINE = "test_plan_builder.py::", "test_forks.py::", "test_scheduling.py::", "test_engine.py::"
 STATIC, CONTINUOUS = "plugins/schedulers/test_static.py::", "plugins/schedulers/test_continuous.py::"
+CHUNKED = "plugins/schedulers/test_chunked.py::"
 
 MUTANTS: dict[str, Mutant] = {
     # sequences
@@ -272,6 +274,53 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "continuous batching lets the small overtake": breaks(
         Scheduler._enter, "self.chunking or lead.num_tokens - hit <= budget", "True", CONTINUOUS + "test_prompts_are_not_cut"
+    ),
+    "chunks leave nothing to decodes": breaks(
+        Chunked.schedule, "if self._mixes:", "if False:", CHUNKED + "test_decodes_come_first_and_never_pause"
+    ),
+    "prefill first decodes beside prompts": breaks(
+        Chunked.schedule, "if self._mixes:", "if True:", CHUNKED + "test_prefill_first_lets_decodes_pause"
+    ),
+    "prefill first forgets the decodes": breaks(
+        Chunked.schedule, "if not self._mixes and not len(plan):", "if False:", CHUNKED + "test_prefill_first_lets_decodes_pause"
+    ),
+    "prompts in progress wait for new ones": breaks(
+        Chunked.schedule, "for request in prompts:", "for request in ():", CHUNKED + "test_a_prompt_that_ends_makes_room_in_the_same_step"
+    ),
+    "somebody is admitted without budget": breaks(
+        Chunked.schedule, "not plan.left or ", "", CHUNKED + "test_the_budget_is_spent_on_several_prompts"
+    ),
+    "a long prompt starts with the whole budget": breaks(
+        Chunked.schedule,
+        "break\n        self.grow(plan, request, self._threshold)",
+        "break\n        self.grow(plan, request)",
+        CHUNKED + "test_a_long_prompt_runs_at_most_the_threshold",
+    ),
+    "a long prompt goes on with the whole budget": breaks(
+        Chunked.schedule,
+        "prompts:\n        self.grow(plan, request, self._threshold)",
+        "prompts:\n        self.grow(plan, request)",
+        CHUNKED + "test_a_long_prompt_runs_at_most_the_threshold",
+    ),
+    "a prompt of the threshold is long": breaks(
+        Chunked._is_long, "> self._threshold", ">= self._threshold", CHUNKED + "test_short_prompts_overtake_long_ones"
+    ),
+    "long prompts start without limit": breaks(
+        Chunked._candidates, "(is_long and num_long >= self._most_long)", "False", CHUNKED + "test_short_prompts_overtake_long_ones"
+    ),
+    "a long prompt that the budget holds counts as ending": breaks(
+        Chunked._candidates, "not is_long and ", "", CHUNKED + "test_short_prompts_overtake_long_ones"
+    ),
+    "short prompts do not overtake": breaks(Chunked._candidates, "continue", "return", CHUNKED + "test_short_prompts_overtake_long_ones"),
+    "prompts start without limit": breaks(
+        Chunked._candidates, "len(unfinished) >= self._most or ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"
+    ),
+    "nobody ends within its step": breaks(Chunked._candidates, "not ends_now and ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"),
+    "who just started does not count": breaks(
+        Chunked._candidates, "num_long += is_long", "pass", CHUNKED + "test_short_prompts_overtake_long_ones"
+    ),
+    "who ends in this step counts as in progress": breaks(
+        PlanBuilder.rest, "chunks[s].length if s in chunks else 0", "0", CHUNKED + "test_a_prompt_that_ends_makes_room_in_the_same_step"
     ),
     # allocators, as far as whole runs can tell
     "a shared block is written without a copy": Mutant(

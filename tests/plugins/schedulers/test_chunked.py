@@ -82,10 +82,12 @@ def test_prefill_first_lets_decodes_pause() -> None:
 
 
 def test_the_budget_is_spent_on_several_prompts() -> None:
-    """What one prompt leaves of the budget is the next one's: no more than one is cut a step."""
+    """What one prompt leaves of the budget is the next one's: no more than one is cut a step, and nobody is admitted for nothing."""
     r = rig(max_num_batched_tokens=16)
     requests = [r.add(length, 2) for length in (10, 10, 10)]
-    r.step(2)
+    r.step()
+    assert [request.running for request in requests] == [True, True, False]
+    r.step()
     assert [[chunk.length for chunk in plan.chunks] for plan in r.plans] == [[10, 6], [1, 4, 10]]
     r.finish()
     assert all(r.answers(request) == decode_alone(request) for request in requests)
