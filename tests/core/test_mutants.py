@@ -53,7 +53,7 @@ def breaks(function: Any, there: str, instead: str, noticed_by: str = RANDOM, **
 
 PLAN, FORKS, POLICY, ENGINE = "test_plan_builder.py::", "test_forks.py::", "test_scheduling.py::", "test_engine.py::"
 STATIC, CONTINUOUS = "plugins/schedulers/test_static.py::", "plugins/schedulers/test_continuous.py::"
-CHUNKED = "plugins/schedulers/test_chunked.py::"
+CHUNKED, SERVICE = "plugins/schedulers/test_chunked.py::", "test_service.py::"
 
 MUTANTS: dict[str, Mutant] = {
     # sequences
@@ -183,6 +183,28 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "priority beats any waiting": breaks(
         Scheduler.rank, "request.arrival + head_start", "head_start", POLICY + "test_low_priority_waits_a_bounded_time"
+    ),
+    "narrow requests overtake a wide one of their class": breaks(
+        Scheduler.queue,
+        "held_back.add(request.class_name)",
+        "pass",
+        SERVICE + "test_within_a_class_narrow_requests_do_not_starve_a_wide_one",
+        policy="continuous",
+    ),
+    "a class at its limit holds up the others": breaks(
+        Scheduler.queue,
+        "held_back.add(request.class_name)",
+        "return",
+        SERVICE + "test_a_running_limit_shields_interactive_requests_from_a_flood_of_batch",
+        policy="chunked",
+    ),
+    "priority counts under first come first served only": breaks(
+        Scheduler.rank,
+        'self.options.order == "priority"',
+        'self.options.order != "priority"',
+        SERVICE + "test_low_priority_is_overtaken_by_those_who_rank_before_it_and_by_nobody_else",
+        policy="static",
+        slots=512,
     ),
     "a class fills up within one step": breaks(
         Scheduler._class_has_room, "return taken +", "return 0 *", POLICY + "test_over_its_running_limit_a_class_waits_and_others_pass"
@@ -380,6 +402,8 @@ def notices(mutant: Mutant, *, fixtures: dict[str, Any]) -> bool:
     test = getattr(load(file), name)
     wanted = inspect.signature(test).parameters
     arguments = {key: value for key, value in fixtures.items() if key in wanted} | mutant.arguments
+    if "policy" in wanted:
+        arguments["policy"] = fixtures["stacks"].policies[arguments["policy"]]
     return fails(lambda: test(**arguments))
 
 
