@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from octavo.core import forks, observers, plan_builder
+from octavo.core import forks, observers, plan_builder, request_checks
 from octavo.core.engine import Engine
 from octavo.core.kv import Allocator
 from octavo.core.plan_builder import PlanBuilder
@@ -53,7 +53,7 @@ def breaks(function: Any, there: str, instead: str, noticed_by: str = RANDOM, **
 
 PLAN, FORKS, POLICY, ENGINE = "test_plan_builder.py::", "test_forks.py::", "test_scheduling.py::", "test_engine.py::"
 STATIC, CONTINUOUS = "plugins/schedulers/test_static.py::", "plugins/schedulers/test_continuous.py::"
-CHUNKED, SERVICE = "plugins/schedulers/test_chunked.py::", "test_service.py::"
+CHUNKED, SERVICE, FAULTS = "plugins/schedulers/test_chunked.py::", "test_service.py::", "test_known_faults.py::"
 
 MUTANTS: dict[str, Mutant] = {
     # sequences
@@ -271,6 +271,60 @@ MUTANTS: dict[str, Mutant] = {
         kind="n",
     ),
     "the runner is not told of a rollback": breaks(Engine._rollback, "self.runner.forget()", "pass", failures=True, depth=2),
+    # the known faults, in one scheduler each
+    "the aborted are not closed": breaks(
+        Engine._drop, "if held:", "if False:", FAULTS + "test_12_abort_before_the_first_step_twice_and_after_the_end", policy="static"
+    ),
+    "a piece that fits is enough": breaks(
+        Scheduler._enter,
+        "max(lead.num_tokens, self.room(lead))",
+        "min(hit + 8, lead.num_tokens)",
+        FAULTS + "test_17_what_fits_in_part_is_not_admitted",
+        policy="chunked",
+    ),
+    "a victim goes on from where it was": breaks(
+        Scheduler.preempt,
+        "sequence.new_epoch(Status.NEW)",
+        "sequence.status = Status.NEW",
+        FAULTS + "test_18_a_preempted_stream_has_no_repeat_and_no_hole",
+        policy="chunked",
+        preemption="recompute",
+    ),
+    "what can never fit is queued": breaks(
+        request_checks.check_request,
+        "if not kv.fits(request):",
+        "if False:",
+        FAULTS + "test_19_what_can_never_fit_is_refused_at_submit",
+        policy="continuous",
+    ),
+    "a planned victim stays in the plan": breaks(
+        Scheduler.preempt,
+        "plan.drop(request)",
+        "pass",
+        FAULTS + "test_20_a_victim_that_was_planned_gives_its_tokens_back",
+        policy="chunked-prefill-first",
+    ),
+    "a victim goes to the end of the queue": breaks(
+        Scheduler.preempt,
+        "self.add(request)",
+        "self.waiting.append(request)",
+        FAULTS + "test_21_who_was_preempted_comes_back_before_those_behind_it",
+        policy="continuous",
+    ),
+    "a preempted family is computed apart": breaks(
+        Scheduler.preempt,
+        "request.restore = common_prefix(request.sequences)",
+        "pass",
+        FAULTS + "test_50_a_group_that_fitted_while_it_shared_comes_back",
+        policy="chunked",
+    ),
+    "a resumed request may exceed the budget": breaks(
+        Scheduler.check,
+        "if not self.chunking and longest > self.budget:",
+        "if False:",
+        FAULTS + "test_52_a_resumed_request_is_within_the_budget",
+        policy="prefill-first",
+    ),
     # observers
     "an observer that raises stays": breaks(
         observers.Observers.tell, "self.remove(observer)", "pass", "test_observers.py::test_one_that_raises_is_logged_and_dropped"
