@@ -70,7 +70,7 @@ class Chunked(Scheduler):
         for request in prompts:
             self.grow(plan, request, self._threshold)
         for request in self._candidates(plan, prompts) if self._is_limited else self.queue():
-            if not plan.left or not self.admit(plan, request):
+            if not self.admit(plan, request):
                 break
             self.grow(plan, request, self._threshold)
         if not self._mixes and not len(plan):

@@ -1,4 +1,4 @@
-"""What engines of this kind keep getting wrong, in every scheduler: the number of each test is that of the fault in the list.
+"""What engines of this kind keep getting wrong (docs/reference/faults.md), in every scheduler.
 
 `policy` is each built-in scheduler in turn. What the base alone decides is tested more closely in `test_scheduling.py`, prefix caches
 and HTTP where they are. Every step of a rig checks the invariants, `finish` that nothing is held at the end.
@@ -27,8 +27,8 @@ def preempted(rig: Rig) -> int:
     return sum(report.num_preempted for report in rig.reports)
 
 
-def test_12_abort_before_the_first_step_twice_and_after_the_end(policy: Any) -> None:
-    """No error, nothing leaked, the others as ever; the counts of each request's tokens are right."""
+def test_abort_before_the_first_step_twice_and_after_the_end(policy: Any) -> None:
+    """No error, nothing leaked, the others as ever; the counts of each request's tokens are right (fault 12)."""
     rig = policy.rig()
     gone, half, whole = rig.add(20, 8), rig.add(4, 20), rig.add(4, 8)
     rig.engine.abort(gone.id)
@@ -49,8 +49,8 @@ def test_12_abort_before_the_first_step_twice_and_after_the_end(policy: Any) -> 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_13_14_a_pool_that_is_full_preempts_and_everybody_finishes(depth: int, preemption: str, policy: Any) -> None:
-    """Forks, aborts and ends in a small pool: queued, preempted, finished, never raised out of the loop, and nothing is left."""
+def test_a_pool_that_is_full_preempts_and_everybody_finishes(depth: int, preemption: str, policy: Any) -> None:
+    """Forks, aborts and ends in a small pool: the loop goes on, everybody finishes, and nothing is left (faults 13 and 14)."""
     rig = policy.rig(slots=SMALL, host=64, depth=depth, preemption=preemption)
     requests = [rig.add(8, 24), rig.add(8, 24), rig.add(6, 8, n=2), rig.add(8, 20), rig.add(2, 6, beam_width=2)]
     rig.step(6)
@@ -60,8 +60,8 @@ def test_13_14_a_pool_that_is_full_preempts_and_everybody_finishes(depth: int, p
     assert all(rig.answers(request) == decode_alone(request) for request in requests)
 
 
-def test_15_a_grant_of_a_dropped_chunk_is_remembered(policy: Any) -> None:
-    """Slots granted to a chunk that leaves the plan again belong to the sequence: not granted twice, given back at its end."""
+def test_a_grant_of_a_dropped_chunk_is_remembered(policy: Any) -> None:
+    """Slots granted to a chunk that leaves the plan again belong to the sequence: not granted twice, given back at its end (fault 15)."""
     rig = policy.rig(block_size=1, max_num_seqs=2)
     request = rig.add(4, 6)
     while request.first_token is None:
@@ -77,8 +77,8 @@ def test_15_a_grant_of_a_dropped_chunk_is_remembered(policy: Any) -> None:
     assert rig.answers(request) == decode_alone(request)
 
 
-def test_16_a_double_free_raises(policy: Any) -> None:
-    """What a policy gave back once cannot be given back again."""
+def test_a_double_free_raises(policy: Any) -> None:
+    """What a policy gave back once cannot be given back again (fault 16)."""
     rig = policy.rig()
     request = rig.add(4, 3)
     rig.step()
@@ -88,8 +88,8 @@ def test_16_a_double_free_raises(policy: Any) -> None:
         rig.kv.close(sequence)
 
 
-def test_17_what_fits_in_part_is_not_admitted(policy: Any) -> None:
-    """The first piece of the second prompt would fit, the whole does not: it waits, and no admission is for nothing."""
+def test_what_fits_in_part_is_not_admitted(policy: Any) -> None:
+    """The first piece of the second prompt would fit, the whole does not: it waits, and no admission is for nothing (fault 17)."""
     rig = policy.rig(slots=36)
     first, second = rig.add(20, 16), rig.add(20, 4)
     rig.finish()
@@ -99,8 +99,8 @@ def test_17_what_fits_in_part_is_not_admitted(policy: Any) -> None:
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_18_a_preempted_stream_has_no_repeat_and_no_hole(preemption: str, policy: Any) -> None:
-    """Prompt and outputs are computed again (or come back), the stream goes on where it was, and tokens count once."""
+def test_a_preempted_stream_has_no_repeat_and_no_hole(preemption: str, policy: Any) -> None:
+    """Prompt and outputs are computed again (or come back), the stream goes on where it was, and tokens count once (fault 18)."""
     rig = policy.rig(slots=SMALL, host=64, preemption=preemption)
     requests = [rig.add(8, 24, stream=True) for _ in range(3)]
     rig.finish()
@@ -119,8 +119,8 @@ def test_18_a_preempted_stream_has_no_repeat_and_no_hole(preemption: str, policy
         assert all(tokens == once for tokens in computed.values())
 
 
-def test_19_what_can_never_fit_is_refused_at_submit(policy: Any) -> None:
-    """With both numbers, instead of waiting for ever."""
+def test_what_can_never_fit_is_refused_at_submit(policy: Any) -> None:
+    """With both numbers, instead of waiting for ever (fault 19)."""
     rig = policy.rig(slots=24)
     with pytest.raises(RequestError, match=r"can never fit the KV pool: 1 x \(20 prompt \+ 8 output tokens\), the pool has 24 slots"):
         rig.add(20, 8)
@@ -129,8 +129,8 @@ def test_19_what_can_never_fit_is_refused_at_submit(policy: Any) -> None:
     rig.finish()
 
 
-def test_20_a_victim_that_was_planned_gives_its_tokens_back(policy: Any) -> None:
-    """Its chunk is out of the plan and its tokens are the budget's again."""
+def test_a_victim_that_was_planned_gives_its_tokens_back(policy: Any) -> None:
+    """Its chunk is out of the plan and its tokens are the budget's again (fault 20)."""
     rig = policy.rig(max_num_seqs=2)
     first, second = rig.add(4, 12), rig.add(4, 12)
     while first.first_token is None or second.first_token is None:
@@ -145,8 +145,8 @@ def test_20_a_victim_that_was_planned_gives_its_tokens_back(policy: Any) -> None
     assert all(rig.answers(request) == decode_alone(request) for request in (first, second))
 
 
-def test_21_who_was_preempted_comes_back_before_those_behind_it(policy: Any) -> None:
-    """Requests arrive for ever into a full pool; each starts, and ends, within a bounded number of steps.
+def test_who_was_preempted_comes_back_before_those_behind_it(policy: Any) -> None:
+    """Requests arrive for ever into a full pool; each starts, and ends, within a bounded number of steps (fault 21).
 
     (Low priority, overtaken for its ageing and no longer: `test_service.py`.)
     """
@@ -161,8 +161,8 @@ def test_21_who_was_preempted_comes_back_before_those_behind_it(policy: Any) -> 
     assert all(end - request.arrival <= alone * (number + 1) for number, (end, request) in enumerate(zip(ends, requests, strict=True)))
 
 
-def test_50_a_group_that_fitted_while_it_shared_comes_back(policy: Any) -> None:
-    """Three samples share their prompt in a pool that does not hold it three times; preempted, they share it again."""
+def test_a_group_that_fitted_while_it_shared_comes_back(policy: Any) -> None:
+    """Three samples share their prompt in a pool that does not hold it three times; preempted, they share it again (fault 50)."""
     rig = policy.rig(slots=44, block_size=4)
     first, family = rig.add(4, 20), rig.add(20, 8, n=3)
     while not family.forked:
@@ -174,8 +174,8 @@ def test_50_a_group_that_fitted_while_it_shared_comes_back(policy: Any) -> None:
     assert all(rig.answers(request) == decode_alone(request) for request in (first, family))
 
 
-def test_52_a_resumed_request_is_within_the_budget(policy: Any) -> None:
-    """Prompt and outputs together exceed a step: cut where prompts are cut, else refused at submit although the prompt fits."""
+def test_a_resumed_request_is_within_the_budget(policy: Any) -> None:
+    """Prompt and outputs together exceed a step: cut where prompts are cut, else refused at submit although the prompt fits (fault 52)."""
     rig = policy.rig(slots=SMALL, max_num_seqs=2, max_num_batched_tokens=16)
     if not policy.plugin.chunking:
         with pytest.raises(
