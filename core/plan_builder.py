@@ -79,6 +79,11 @@ class PlanBuilder:
             self.left -= chunk.length
         return True
 
+    def rest(self, request: Request) -> int:
+        """Tokens that the request could run now and that are not planned."""
+        chunks = self._chunks
+        return sum(s.num_next - (chunks[s].length if s in chunks else 0) for s in request.runnable)
+
     def drop(self, request: Request) -> None:
         """Take the request's chunks back out; their tokens return to the budget, their slots stay granted."""
         for sequence in request.sequences:

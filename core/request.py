@@ -157,5 +157,8 @@ class Request:
 
     @property
     def prefilling(self) -> bool:
-        """More than one token of some sequence can run now."""
-        return any(sequence.num_next > 1 for sequence in self.runnable)
+        """More than one token of some sequence can run now. A loop, since a policy may ask every row in every step."""
+        for sequence in self.runnable:  # noqa: SIM110
+            if sequence.num_next > 1:
+                return True
+        return False

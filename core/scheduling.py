@@ -98,12 +98,18 @@ class Scheduler(ABC):
         insort(self.waiting, request, key=_by_rank)
 
     def queue(self) -> Iterator[Request]:
-        """Waiting requests in rank order, without those whose class is at its running limit. They may be admitted on the way."""
-        index = 0
+        """Waiting requests in rank order, without classes at their running limit. They may be admitted on the way.
+
+        Within a class nobody overtakes one that its limit holds back, or a wide request would wait for ever behind narrow ones.
+        """
+        index, held_back = 0, set[str]()
         while index < len(self.waiting):
             request = self.waiting[index]
-            if self._class_has_room(request):
-                yield request
+            if request.class_name not in held_back:
+                if self._class_has_room(request):
+                    yield request
+                else:
+                    held_back.add(request.class_name)
             if index < len(self.waiting) and self.waiting[index] is request:
                 index += 1
 

@@ -1,7 +1,7 @@
 """TOML file, environment, command line and Python settings become one checked `EngineConfig`.
 
-Precedence: defaults < file < environment < command line or Python. All that is wrong is reported at once, each with its place and, where
-it was not just typed, its source. What needs the model (its length, `auto` choices) is left to `octavo.core.settings.resolve`.
+Precedence: defaults < preset < file < environment < command line or Python. All that is wrong is reported at once, each with its place
+and, where it was not just typed, its source. What needs the model (its length, `auto` choices) is left to `octavo.core.settings.resolve`.
 Must not know: models, devices, torch.
 """
 
@@ -22,6 +22,7 @@ from octavo.core.options import SchedulerOptions
 from octavo.core.registry import Registry
 from octavo.core.settings.engine import EngineSettings
 from octavo.core.settings.layers import Layer, Table, from_environment, from_file, merge, origin_of
+from octavo.core.settings.presets import KEY as PRESET, preset_layer
 from octavo.core.stack import Choice
 from octavo.core.suggest import did_you_mean
 
@@ -32,7 +33,7 @@ DEFAULTS = Layer(
     "default",
     {
         "model": {"plugin": AUTO, "source": "smollm2-135m"},
-        "scheduler": {"plugin": "continuous"},
+        "scheduler": {"plugin": "chunked"},
         "allocator": {"plugin": "paged"},
         "kernel": {"plugin": AUTO},
         "ops": {"plugin": AUTO},
@@ -67,17 +68,18 @@ def load_config(
 
     Raises `InvalidOptionsError` with every problem; a plugin that can't be had, alone, is the registry's own error.
     """
-    layers = [DEFAULTS, *([from_file(file)] if file is not None else []), from_environment(os.environ if environ is None else environ)]
-    layers.append(Layer("", merge({}, overrides or {})))
-    return _Loader(registry, layers).load()
+    written = [from_file(file)] if file is not None else []
+    written += [from_environment(os.environ if environ is None else environ), Layer("", merge({}, overrides or {}))]
+    return _Loader(registry, written).load()
 
 
 class _Loader:
     """Collects problems while it checks section by section."""
 
-    def __init__(self, registry: Registry, layers: list[Layer]) -> None:
-        self.registry, self.layers = registry, layers
+    def __init__(self, registry: Registry, written: list[Layer]) -> None:
+        self.registry = registry
         self.problems: list[str | OctavoError] = []
+        self.layers = [DEFAULTS, *self._preset(written), *written]
 
     def load(self) -> EngineConfig:
         tables = self._sections()
@@ -91,15 +93,22 @@ class _Loader:
         _warn(self.registry, engine := cast(EngineSettings, engine))
         return EngineConfig(source=source, engine=engine, **cast(Any, choices))
 
+    def _preset(self, written: list[Layer]) -> list[Layer]:
+        try:
+            layer = preset_layer(written)
+        except InvalidOptionsError as error:
+            self.problems.append(error)
+            return []
+        return [] if layer is None else [layer]
+
     def _sections(self) -> dict[str, Table]:
         merged: Table = {}
         for layer in self.layers:
             merged = merge(merged, layer.settings)
-        for name in (name for name in merged if name not in DEFAULTS.settings):
+        names = [*DEFAULTS.settings, PRESET]
+        for name in (name for name in merged if name not in names):
             known = ", ".join(DEFAULTS.settings)
-            self.problems.append(
-                f"{name}: no such section{did_you_mean(name, DEFAULTS.settings)}; sections are {known}{self._origin(name)}"
-            )
+            self.problems.append(f"{name}: no such section{did_you_mean(name, names)}; sections are {known}{self._origin(name)}")
         tables: dict[str, Table] = {}
         for name in DEFAULTS.settings:
             table = merged[name]

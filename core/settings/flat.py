@@ -11,6 +11,7 @@ from typing import Any
 from octavo.core.errors import InvalidOptionsError
 from octavo.core.settings.engine import EngineSettings
 from octavo.core.settings.layers import Table, nested
+from octavo.core.settings.presets import KEY as PRESET
 from octavo.core.suggest import did_you_mean
 
 PLUGINS = {"model_plugin": "model", "scheduler": "scheduler", "allocator": "allocator", "kernel": "kernel", "ops": "ops"}
@@ -25,7 +26,7 @@ SWITCHES = {  # name: (section, plugin when True, plugin when False)
     "enable_chunked_prefill": ("scheduler", "chunked", "continuous"),
     "enable_prefix_caching": ("allocator", "prefix", "paged"),
 }
-NAMES = (*SETTINGS, *PLUGINS, *SWITCHES)
+NAMES = (*SETTINGS, *PLUGINS, *SWITCHES, PRESET)
 
 
 def from_flat(**settings: Any) -> Table:
@@ -57,7 +58,8 @@ def from_flat(**settings: Any) -> Table:
         raise InvalidOptionsError("\n".join(problems))
     flat = nested((list(path), given[name]) for name, path in SETTINGS.items() if name in given)
     merged = {section: {**tables.get(section, {}), **flat.get(section, {})} for section in [*tables, "engine"]}
-    return {section: table for section, table in merged.items() if table}
+    preset = {PRESET: given[PRESET]} if PRESET in given else {}
+    return preset | {section: table for section, table in merged.items() if table}
 
 
 def _twice(given: Table, tables: dict[str, Table]) -> Iterator[str]:

@@ -16,12 +16,16 @@ from octavo.core.options import PluginOptions
 from octavo.core.registry import Registry
 from octavo.core.settings.config import AUTO, AUTO_KINDS, DEFAULTS
 from octavo.core.settings.engine import EngineSettings
+from octavo.core.settings.presets import KEY as PRESET, PRESETS
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """Sections as in a config file; the options of a section depend on its `plugin`."""
     sections: dict[str, Any] = {kind: (_section(registry, kind), {}) for kind in KINDS}
-    document = create_model("Octavo", __base__=PluginOptions, __doc__="An Octavo config file.", **sections, engine=(EngineSettings, {}))
+    summaries = "; ".join(f"{preset.name}: {preset.summary}" for preset in PRESETS.values())
+    preset: Any = (Literal[tuple(PRESETS)], Field(None, description=f"a named config under the rest of this file. {summaries}"))
+    fields = {PRESET: preset, **sections, "engine": (EngineSettings, {})}
+    document = create_model("Octavo", __base__=PluginOptions, __doc__="An Octavo config file.", **fields)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document.model_json_schema()}
 
 

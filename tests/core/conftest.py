@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,23 +21,63 @@ from octavo.core.text.tokenizer import Tokenizer
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
-from octavo.plugins.schedulers.continuous import CONTINUOUS, ContinuousOptions
-from octavo.plugins.schedulers.static import STATIC, StaticOptions
+from octavo.plugins.schedulers.chunked import CHUNKED
+from octavo.plugins.schedulers.continuous import CONTINUOUS
+from octavo.plugins.schedulers.static import STATIC
 
 COMMON = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "order": "priority", "ageing": 4.0, "classes": CLASSES}
 
-SCHEDULERS: dict[str, Callable[[Case, Allocator], Scheduler]] = {
-    "static": lambda case, kv: STATIC.build(StaticOptions(preemption=case.preemption, **COMMON), kv, MAX_MODEL_LEN),
-    "static-request": lambda case, kv: STATIC.build(
-        StaticOptions(preemption=case.preemption, release="request", dead_rows="compute", batch_size=4, **COMMON), kv, MAX_MODEL_LEN
-    ),
-    "static-window": lambda case, kv: STATIC.build(StaticOptions(preemption=case.preemption, window_s=5.0, **COMMON), kv, MAX_MODEL_LEN),
-    "continuous": lambda case, kv: CONTINUOUS.build(ContinuousOptions(preemption=case.preemption, **COMMON), kv, MAX_MODEL_LEN),
-    "prefill-first": lambda case, kv: CONTINUOUS.build(
-        ContinuousOptions(preemption=case.preemption, mixing="prefill_first", **COMMON), kv, MAX_MODEL_LEN
-    ),
-    "mad": lambda case, kv: MadScheduler(SchedulerOptions(preemption=case.preemption, **COMMON), kv, seed=case.seed),
+
+@dataclass(frozen=True)
+class Policy:
+    """A built-in scheduler with options, for tests that hold for all of them."""
+
+    name: str
+    plugin: SchedulerPlugin
+    options: dict[str, Any]
+
+    def build(self, kv: Allocator, **options: Any) -> Scheduler:
+        """The scheduler on that pool."""
+        return self.plugin.build(self.plugin.options(**(self.options | options)), kv, MAX_MODEL_LEN)
+
+    def rig(self, *, kv: Allocator | None = None, **options: Any) -> Rig:
+        """An engine of it: `make_rig`, `options` winning over its own."""
+        return make_rig(self.plugin, kv=kv, **(self.options | options))
+
+
+POLICIES = {
+    name: Policy(name, plugin, options)
+    for name, plugin, options in (
+        ("static", STATIC, {}),
+        ("static-request", STATIC, {"release": "request", "dead_rows": "compute"}),
+        ("static-window", STATIC, {"window_s": 5.0}),
+        ("continuous", CONTINUOUS, {}),
+        ("prefill-first", CONTINUOUS, {"mixing": "prefill_first"}),
+        ("chunked", CHUNKED, {"max_num_batched_tokens": 8}),
+        ("chunked-prefill-first", CHUNKED, {"max_num_batched_tokens": 11, "mixing": "prefill_first"}),
+        (
+            "chunked-long",
+            CHUNKED,
+            {
+                "max_num_batched_tokens": 16,
+                "long_prefill_token_threshold": 5,
+                "max_num_partial_prefills": 2,
+                "max_long_partial_prefills": 1,
+            },
+        ),
+    )
 }
+
+
+def _scheduler(case: Case, kv: Allocator) -> Scheduler:
+    """That of the case; `static-4` is a batch smaller than the seats."""
+    common = COMMON | {"preemption": case.preemption}
+    if case.scheduler == "mad":
+        return MadScheduler(SchedulerOptions(**common), kv, seed=case.seed)
+    if case.scheduler == "static-4":
+        return POLICIES["static-request"].build(kv, **(common | {"batch_size": 4}))
+    policy = POLICIES[case.scheduler]
+    return policy.build(kv, **(common | policy.options))
 
 
 class SharingAllocator(PagedAllocator):
@@ -94,14 +135,15 @@ ALLOCATORS: dict[str, Callable[[int, int], Allocator]] = {
 class Stacks:
     """Names of all stacks, and the stack of a case."""
 
-    schedulers = tuple(SCHEDULERS)
+    policies = POLICIES
+    schedulers = (*POLICIES, "static-4", "mad")
     allocators = tuple(ALLOCATORS)
 
     def make(self, case: Case) -> tuple[Scheduler, Allocator]:
         """A new scheduler and allocator."""
         slots = 512 if case.ample else TINY[case.allocator]
         kv = ALLOCATORS[case.allocator](slots, 112 if case.preemption == "swap" else 0)
-        return SCHEDULERS[case.scheduler](case, kv), kv
+        return _scheduler(case, kv), kv
 
     def sharing(self, slots: int) -> SharingAllocator:
         """A pool in which an equal prefix of a live sequence is found."""
@@ -112,6 +154,12 @@ class Stacks:
 def stacks() -> Stacks:
     """All schedulers and allocators at hand."""
     return Stacks()
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request: pytest.FixtureRequest) -> Policy:
+    """Each built-in scheduler in turn, with several sets of options."""
+    return POLICIES[request.param]
 
 
 def make_rig(

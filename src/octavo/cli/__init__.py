@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "demo": "answer with a real model, then run the same prompts on every installed stack",
     "plugins": "list installed plugins, their options, and packages that failed to load",
+    "presets": "list named configs and what they set",
     "stacks": "list combinations of plugins, which run, and why the others don't",
     "schema": "print the JSON schema of a config file",
 }

@@ -1,4 +1,4 @@
-"""`--config FILE`, `--set SECTION.NAME=VALUE` and short forms of the usual settings, for every command that starts an engine."""
+"""`--preset`, `--config`, `--set SECTION.NAME=VALUE` and short forms of the usual settings, for commands that start an engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig, load_config
 from octavo.core.settings.layers import from_command_line
+from octavo.core.settings.presets import PRESETS
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
@@ -19,6 +20,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="SOURCE", help="folder, hub id, GGUF file or catalogue name (default: smollm2-135m)")
     for kind in ("scheduler", "allocator", "kernel", "ops"):
         parser.add_argument(f"--{kind}", metavar="PLUGIN", help=f"the {kind} plugin (installed ones: octavo plugins)")
+    parser.add_argument("--preset", metavar="NAME", help=f"a named config under all other settings: {', '.join(PRESETS)} (octavo presets)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings")
     parser.add_argument(
         "--set",
@@ -32,7 +34,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
     """The checked config of these arguments, over file and environment."""
-    short = {"model.source": args.model, **{f"{kind}.plugin": getattr(args, kind) for kind in ("scheduler", "allocator", "kernel", "ops")}}
+    plugins = {f"{kind}.plugin": getattr(args, kind) for kind in ("scheduler", "allocator", "kernel", "ops")}
+    short = {"preset": args.preset, "model.source": args.model, **plugins}
     given = [f"{name}={value}" for name, value in short.items() if value is not None]
     return load_config(registry, file=args.config, overrides=from_command_line([*given, *args.settings]))
 

@@ -55,9 +55,9 @@ def complaint(registry: Registry, **sources: Any) -> str:
 
 
 def test_defaults(registry: Registry) -> None:
-    """With no settings: the default model on continuous + paged, everything else left to `auto`."""
+    """With no settings: the default model on chunked + paged, everything else left to `auto`."""
     config = load(registry)
-    assert (config.source, config.scheduler.name, config.allocator.name) == ("smollm2-135m", "continuous", "paged")
+    assert (config.source, config.scheduler.name, config.allocator.name) == ("smollm2-135m", "chunked", "paged")
     assert config.model is config.kernel is config.ops is None
     assert config.scheduler.options == SchedulerOptions()
     assert config.engine.gpu_memory_utilization == 0.92
@@ -195,8 +195,8 @@ def test_everything_wrong_is_said_at_once_with_its_source(registry: Registry, tm
         "  - shceduler: no such section (did you mean scheduler?); sections are model, scheduler, allocator, kernel, ops, engine"
         f" [{where}]",
         "  - allocator: must be a table of settings (got 3)",
-        "  - scheduler.continuous.max_num_seqs: Input should be a valid integer (got 'many') [environment]",
-        f"  - scheduler.continuous.classes.b.max_runing: Extra inputs are not permitted (did you mean max_running?) [{where}]",
+        "  - scheduler.chunked.max_num_seqs: Input should be a valid integer (got 'many') [environment]",
+        f"  - scheduler.chunked.classes.b.max_runing: Extra inputs are not permitted (did you mean max_running?) [{where}]",
         "  - no kernel plugin 'nave' is installed (did you mean naive?); installed are: naive",
         "  - ops.auto.threads: Extra inputs are not permitted (name the ops plugin to set its options)",
         "  - engine.gpu_memory_utilization: Input should be less than or equal to 1 (got 1.5)",
@@ -240,7 +240,7 @@ def test_sizes(registry: Registry, written: int | str, size: int) -> None:
 
 def test_swapping_needs_swap_space(registry: Registry) -> None:
     """`preemption = "swap"` without a place to swap to is refused."""
-    expected = "scheduler.continuous.preemption: 'swap' keeps preempted requests in host memory, which needs engine.swap_space > 0"
+    expected = "scheduler.chunked.preemption: 'swap' keeps preempted requests in host memory, which needs engine.swap_space > 0"
     assert complaint(registry, overrides={"scheduler": {"preemption": "swap"}}) == expected
 
 
@@ -292,6 +292,6 @@ def test_schema_knows_every_installed_plugin(registry: Registry) -> None:
     assert static["properties"].keys() == {"plugin", *StaticOptions.model_fields}
     assert static["additionalProperties"] is False
     assert static["required"] == ["plugin"]
-    assert "required" not in schema["$defs"]["scheduler_continuous"]
+    assert "required" not in schema["$defs"]["scheduler_chunked"]
     assert schema["$defs"]["model_llama"]["properties"].keys() == {"plugin", "source"}
     assert schema["additionalProperties"] is False

@@ -29,6 +29,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any]]] = {
     "device": ("cpu", {"engine": {"device": "cpu"}}),
     "seed": (0, {"engine": {"seed": 0}}),
     "debug": (True, {"engine": {"debug": True}}),
+    "preset": ("chat", {"preset": "chat"}),
     "enable_chunked_prefill": (True, {"scheduler": {"plugin": "chunked"}}),
     "enable_prefix_caching": (True, {"allocator": {"plugin": "prefix"}}),
 }

@@ -70,7 +70,7 @@ def test_budget_below_the_sequences(registry: Registry) -> None:
 
 def test_budget_below_a_whole_prompt(registry: Registry) -> None:
     """Where prompts run whole, a step must hold the longest; the numbers and three ways out are said."""
-    assert complaint(registry, scheduler={"max_num_batched_tokens": 2048}) == (
+    assert complaint(registry, scheduler={"plugin": "continuous", "max_num_batched_tokens": 2048}) == (
         "scheduler.continuous.max_num_batched_tokens: 2048 is less than max_model_len = 8192, but scheduler 'continuous' runs prompts "
         'whole; raise it to at least 8192, lower max_model_len to 2048, or choose a scheduler that cuts prompts ("chunked")'
     )
@@ -155,7 +155,7 @@ def test_a_named_model_plugin_must_accept() -> None:
 
 
 def load_config_with(registry: Registry, **overrides: Any) -> Any:
-    for plugin in (fake_scheduler(), fake_allocator()):
+    for plugin in (fake_scheduler("chunked", chunking=True), fake_allocator()):
         registry.add(plugin)
     return load_config(registry, environ={}, overrides=overrides)
 
