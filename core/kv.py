@@ -78,6 +78,9 @@ class Allocator(ABC):
     def fits(self, *requests: Request) -> bool:
         """An otherwise empty pool carries all seats of these requests to their end, all at once."""
 
+    def check_request(self, request: Request) -> None:
+        """Refuse at submit what this allocator cannot serve for another reason than room. Raises RequestError that names the field."""
+
     @abstractmethod
     def open(self, sequence: Sequence) -> int:
         """Start a sequence; returns how many of its first positions are cached, pinned from now on (fewer than `num_tokens`).

@@ -38,9 +38,7 @@ class PagedAllocator(Allocator):
 
     layout = "block_table"
 
-    def __init__(
-        self, *, capacity: int, block_size: int, host_capacity: int = 0, shelf: Shelf | None = None, name: str = "paged"
-    ) -> None:
+    def __init__(self, *, capacity: int, block_size: int, host_capacity: int = 0, shelf: Shelf | None = None, name: str = "paged") -> None:
         super().__init__()
         self._name = name  # whose books these are, for messages
         if capacity < block_size:
@@ -142,7 +140,9 @@ class PagedAllocator(Allocator):
     def _mark_filled(self, table: BlockTable, num_tokens: int) -> None:
         size, blocks = self.block_size, table.blocks
         if num_tokens > len(blocks) * size:
-            raise PluginContractError(f"{self._name}: {num_tokens} positions were committed, the sequence holds {len(blocks)} blocks of {size}")
+            raise PluginContractError(
+                f"{self._name}: {num_tokens} positions were committed, the sequence holds {len(blocks)} blocks of {size}"
+            )
         for i in range(table.num_filled // size, -(-num_tokens // size)):
             self._fill(blocks[i], min(size, num_tokens - i * size))
         table.num_filled = num_tokens
@@ -307,12 +307,16 @@ class PagedAllocator(Allocator):
             if len(set(table.blocks)) < len(table.blocks):
                 raise PluginContractError(f"{self._name}: {sequence.id!r} has a block twice: {table.blocks}")
             if table.array[: table.dirty_from].tolist() != table.blocks[: table.dirty_from]:
-                raise PluginContractError(f"{self._name}: {sequence.id!r}: the array says {table.array[: table.dirty_from]}, not {table.blocks}")
+                raise PluginContractError(
+                    f"{self._name}: {sequence.id!r}: the array says {table.array[: table.dirty_from]}, not {table.blocks}"
+                )
             for i, block in enumerate(table.blocks):
                 written[block] = max(written[block], min(size, table.num_filled - i * size))
         for block, slots in enumerate(self._filled):
             # A sharer that has gone may have written further than those that are left.
             if not written[block] <= slots <= (size if self._pool.refs[block] else 0):
-                raise PluginContractError(f"{self._name}: block {block} counts {slots} filled slots, its holders committed {written[block]}")
+                raise PluginContractError(
+                    f"{self._name}: block {block} counts {slots} filled slots, its holders committed {written[block]}"
+                )
         if sum(self._filled) != self._num_filled:
             raise PluginContractError(f"{self._name}: {self._num_filled} slots are counted as filled, the blocks hold {sum(self._filled)}")

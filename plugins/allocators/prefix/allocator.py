@@ -219,7 +219,7 @@ class PrefixAllocator(Allocator):
         """Where and why the cached prefix of this prompt ends."""
         return explain(request, self._cache, block_size=self.block_size, digest=self._hashing.digest)
 
-    @property  # type: ignore[override]
+    @property
     def observed(self) -> bool:
         """The paged allocator keeps the events."""
         return self._paged.observed
