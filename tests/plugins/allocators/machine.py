@@ -149,10 +149,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.planned[sequence] = Chunk(sequence, begin, length, stop - samples, samples, (), sequence.epoch)
 
     def rejoin(self, one: Request) -> None:
-        lead, *others = one.sequences
-        self.exact &= lead not in self.planned and lead.num_scheduled == lead.num_computed == one.restore
+        (lead, *others), common = one.sequences, one.restore
+        self.exact &= lead not in self.planned and lead.num_scheduled == lead.num_computed == common
         rejoin(self.kv, one)
-        assert all(s.num_computed == lead.num_computed for s in others)
+        assert all(s.num_computed == common for s in others)  # the lead may be further: a hit
 
     # --------------------------------------------------------------------- steps
 

@@ -43,7 +43,7 @@ ALLOCATORS: dict[str, Callable[[], Allocator]] = {
     "paged-16": lambda: paged(80, block_size=16, host=48),
     "prefix-1": lambda: prefix(44, block_size=1, host=28, eviction="lfu"),
     "prefix-4": lambda: prefix(44, block_size=4, host=28),
-    "prefix-16": lambda: prefix(80, block_size=16, host=48, eviction="fifo"),
+    "prefix-8": lambda: prefix(64, block_size=8, host=40, eviction="fifo"),
     "prefix-compare": lambda: prefix(44, block_size=4, host=28, hash="xxh3+compare"),
     "contiguous-max": lambda: contiguous(110, host=28),
     "contiguous-request": lambda: contiguous(66, reservation="request", host=28),

@@ -25,5 +25,5 @@ def test_random_lives(name: str) -> None:
         machine,
         settings=settings(max_examples=RUNS, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)),
     )
-    for what in ("copies", "transfers", *(("hit_tokens", "evictions") if name.startswith("prefix") else ())):
+    for what in ("transfers", *(("hit_tokens", "evictions") if name.startswith("prefix") else ())):
         assert seen[what], f"no run had {what}"
