@@ -40,6 +40,11 @@ class KVStats:
     copies: int = 0  # blocks or regions copied because a shared one was about to be written
     transfers: int = 0
 
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens looked up that were found, and whose prefill was saved."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
@@ -72,6 +77,9 @@ class Allocator(ABC):
     @abstractmethod
     def fits(self, *requests: Request) -> bool:
         """An otherwise empty pool carries all seats of these requests to their end, all at once."""
+
+    def check_request(self, request: Request) -> None:
+        """Refuse at submit what this allocator cannot serve for another reason than room. Raises RequestError that names the field."""
 
     @abstractmethod
     def open(self, sequence: Sequence) -> int:

@@ -27,7 +27,7 @@ class Status(Enum):
     DONE = "done"  # given back, or kept by the policy until it lets go
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One row of tokens and its progress. Owned and changed by the engine, the scheduler base and the plan builder.
 
@@ -125,6 +125,7 @@ class Request:
     restore: int | None = None
     sequences: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    reads_cache: bool = True  # a prefix cache may be asked; not if the logits of every prompt position are wanted
     num_cached: int | None = None  # prompt tokens found in a prefix cache when first admitted
     num_preemptions: int = 0
     first_scheduled: float | None = None
@@ -136,9 +137,9 @@ class Request:
         self.sequences.append(Sequence(f"{self.id}/0", self))
 
     @property
-    def cache_key(self) -> str:
-        """Besides the token ids, what must agree for KV to be shared: a salt (an adapter, later)."""
-        return self.params.cache_salt
+    def cache_key(self) -> tuple[tuple[str, str], ...]:
+        """Besides the token ids, what must agree for KV to be shared, as (kind, value): a salt (an adapter, later)."""
+        return (("salt", self.params.cache_salt),) if self.params.cache_salt else ()
 
     @property
     def seats(self) -> int:

@@ -1,6 +1,7 @@
 """What can never be served is refused at submit, with the numbers, and never queued.
 
-Limits of classes are the scheduler's (`Scheduler.check`), sampling parameters check themselves.
+Limits of classes are the scheduler's (`Scheduler.check`), what must be known of a request's length the allocator's
+(`Allocator.check_request`); sampling parameters check themselves.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def check_request(request: Request, engine: Engine) -> None:
     if request.beam_width and request.params.n > 1:
         raise RequestError(f"beam search returns its beams: it takes n = 1, not {request.params.n}", field="n")
     engine.scheduler.check(request)
+    kv.check_request(request)
     if not kv.fits(request):
         raise RequestError(
             f"the request can never fit the KV pool: {request.width} x ({length} prompt + {request.max_tokens} output tokens), "

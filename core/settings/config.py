@@ -34,7 +34,7 @@ DEFAULTS = Layer(
     {
         "model": {"plugin": AUTO, "source": "smollm2-135m"},
         "scheduler": {"plugin": "chunked"},
-        "allocator": {"plugin": "paged"},
+        "allocator": {"plugin": "prefix"},
         "kernel": {"plugin": AUTO},
         "ops": {"plugin": AUTO},
         "engine": {},

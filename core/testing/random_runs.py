@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from octavo.core.clock import ManualClock
@@ -92,6 +92,7 @@ class _Run:
     def __init__(self, case: Case, make_stack: MakeStack) -> None:
         self.case = case
         self.rng = random.Random(case.seed)
+        self.resets = random.Random(-1 - case.seed)  # of what is cached; apart, so that they change nothing else
         self.stats = RunStats()
         scheduler, self.kv = make_stack(case)
         if case.kind in ("drafts", "all"):
@@ -137,9 +138,12 @@ class _Run:
             while self.pending and (rng.random() < arrives or not engine.has_work):
                 self._add(self.pending.pop(0))
             self._abort_some()
+            if self.resets.random() < 0.02:
+                self.kv.reset()
             self._step()
         self._check_end()
         self.stats.counts["runs"] += 1
+        self.stats.counts.update(asdict(self.kv.stats()))
         self.stats.counts["placeholders"] += self.runner.stats.placeholders
         return self.stats
 

@@ -96,6 +96,11 @@ class BlockPool:
         """The one holder of this block is about to write into it."""
         self._shelf.overwrite(block)
 
+    def empty_shelf(self) -> None:
+        """Give up everything that is kept for reuse."""
+        while len(self._shelf):
+            self._free.append(self._shelf.evict())
+
     def check(self, holders: Counter[int]) -> None:
         """`holders` counts the references to each block from scratch. Raises PluginContractError where the books differ."""
         for block, refs in enumerate(self.refs):

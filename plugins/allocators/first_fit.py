@@ -17,6 +17,7 @@ class FirstFit:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.free = capacity  # slots, in whatever runs
+        self.rounding = 0  # slots that regions hold beyond their length: none
         self._starts = [0] if capacity else []
         self._lengths = [capacity] if capacity else []
 
@@ -24,6 +25,10 @@ class FirstFit:
     def runs(self) -> list[tuple[int, int]]:
         """Free runs as (start, length)."""
         return list(zip(self._starts, self._lengths, strict=True))
+
+    def size(self, length: int) -> int:
+        """Slots that a region of this length takes."""
+        return length
 
     def fits(self, lengths: Iterable[int]) -> bool:
         """An empty pool has room for regions of all these lengths at once."""

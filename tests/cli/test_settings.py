@@ -24,7 +24,7 @@ def test_command_line_over_environment_over_file(tmp_path: Path, monkeypatch: py
     """`--set` may be repeated and wins over the environment, which wins over the file."""
     registry = Registry()
     registry.add(fake_scheduler("chunked", chunking=True))
-    registry.add(fake_allocator())
+    registry.add(fake_allocator("prefix"))
     (tmp_path / "o.toml").write_text('[engine]\nseed = 1\nmax_model_len = 1\ndtype = "float32"\n')
     monkeypatch.setenv("OCTAVO_SET_ENGINE__SEED", "2")
     monkeypatch.setenv("OCTAVO_SET_ENGINE__MAX_MODEL_LEN", "2")

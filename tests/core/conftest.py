@@ -21,6 +21,7 @@ from octavo.core.text.tokenizer import Tokenizer
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
+from octavo.plugins.allocators.prefix import PREFIX, PrefixOptions
 from octavo.plugins.schedulers.chunked import CHUNKED
 from octavo.plugins.schedulers.continuous import CONTINUOUS
 from octavo.plugins.schedulers.static import STATIC
@@ -119,16 +120,33 @@ def _pool(slots: int, host: int) -> PoolShape:
     return PoolShape(num_slots=slots, num_host_slots=host, max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
 
 
-TINY = {"contiguous-max": 125, "contiguous-request": 100, "paged-1": 56, "paged-4": 56, "paged-16": 112, "sharing-4": 56}
+TINY = {
+    "contiguous-max": 125,
+    "contiguous-request": 100,
+    "contiguous-buddy": 100,
+    "paged-1": 56,
+    "paged-4": 56,
+    "paged-16": 112,
+    "sharing-4": 56,
+    "prefix-1": 56,
+    "prefix-4": 56,
+    "prefix-16": 112,
+}
 """Slots of a pool so small that requests preempt each other; those that can never fit are refused."""
 
 ALLOCATORS: dict[str, Callable[[int, int], Allocator]] = {
     "contiguous-max": lambda slots, host: CONTIGUOUS.build(ContiguousOptions(reservation="max"), _pool(slots, host)),
     "contiguous-request": lambda slots, host: CONTIGUOUS.build(ContiguousOptions(reservation="request"), _pool(slots, host)),
+    "contiguous-buddy": lambda slots, host: CONTIGUOUS.build(
+        ContiguousOptions(reservation="request", placement="buddy"), _pool(slots, host)
+    ),
     "paged-1": lambda slots, host: PAGED.build(PagedOptions(block_size=1), _pool(slots, host)),
     "paged-4": lambda slots, host: PAGED.build(PagedOptions(block_size=4), _pool(slots, host)),
     "paged-16": lambda slots, host: PAGED.build(PagedOptions(block_size=16), _pool(slots, host)),
     "sharing-4": lambda slots, host: SharingAllocator(capacity=slots, block_size=4, host_capacity=host),
+    "prefix-1": lambda slots, host: PREFIX.build(PrefixOptions(block_size=1, eviction="lfu"), _pool(slots, host)),
+    "prefix-4": lambda slots, host: PREFIX.build(PrefixOptions(block_size=4), _pool(slots, host)),
+    "prefix-16": lambda slots, host: PREFIX.build(PrefixOptions(hash="xxh3+compare", eviction="fifo"), _pool(slots, host)),
 }
 
 

@@ -31,7 +31,7 @@ def run_all(numbers: range, stacks: Any) -> Counter[str]:
 def test_random_runs(part: int, stacks: Any) -> None:
     """Every PARTS-th of the first STRESS_RUNS cases (fault 13); and the cases do what they are for."""
     seen = run_all(range(part, STRESS_RUNS, PARTS), stacks)
-    for event in ("preempted", "rolled back", "aborted", "copy", "out", "in", "placeholders"):
+    for event in ("preempted", "rolled back", "aborted", "copy", "out", "in", "placeholders", "hit_tokens", "evictions"):
         assert seen[event], f"no run had: {event}"
 
 

@@ -1,6 +1,7 @@
 """`contiguous`: one region of slots for each sequence, reserved before it starts: the baseline that paging is compared with.
 
-`reservation = "max"` is what the PagedAttention paper calls Orca (Max). Must not know: blocks.
+With `continuous` the reservations `max`, `pow2` and `oracle` are what the PagedAttention paper calls Orca (Max), (Pow2) and (Oracle).
+Must not know: blocks.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ if TYPE_CHECKING:
 class ContiguousOptions(PluginOptions):
     """Options of `contiguous`."""
 
-    reservation: Literal["max", "request"] = Field(
-        "max", description="slots for each sequence: max_model_len (max), or its prompt and max_tokens (request)"
+    reservation: Literal["max", "request", "pow2", "oracle"] = Field(
+        "max",
+        description="slots for each sequence: max_model_len (max), its prompt and max_tokens (request), or its prompt and known_output_len "
+        "(oracle) or the next power of two of that (pow2)",
     )
-    placement: Literal["first_fit"] = Field("first_fit", description="where a region goes: the first free run that is long enough")
+    placement: Literal["first_fit", "buddy"] = Field(
+        "first_fit", description="where a region goes: the first free run that is long enough, or a power of two of slots (buddy)"
+    )
 
 
 def _build(options: ContiguousOptions, pool: PoolShape) -> ContiguousAllocator:
+    from octavo.plugins.allocators.buddy import Buddy
     from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
     from octavo.plugins.allocators.first_fit import FirstFit
 
     return ContiguousAllocator(
-        FirstFit(pool.num_slots),
+        FirstFit(pool.num_slots) if options.placement == "first_fit" else Buddy(pool.num_slots),
         reservation=options.reservation,
         max_model_len=pool.max_model_len,
         host_capacity=pool.num_host_slots,

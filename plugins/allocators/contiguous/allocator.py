@@ -6,17 +6,46 @@ Must not know: schedulers, tensors, blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from octavo.core.errors import InvalidOptionsError, PluginContractError
+from octavo.core.errors import InvalidOptionsError, PluginContractError, RequestError
 from octavo.core.kv import Allocator, BlockEvent, KVStats, KVUsage
 from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence
+from octavo.plugins.allocators.buddy import next_power_of_two
 from octavo.plugins.allocators.first_fit import FirstFit
 
 if TYPE_CHECKING:
     from typing import Literal
+
+
+class Space(Protocol):
+    """Places regions in a row of `capacity` slots; `rounding` of them are held beyond the regions' lengths."""
+
+    capacity: int
+    free: int
+    rounding: int
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Free runs as (start, length)."""
+
+    def size(self, length: int) -> int:
+        """Slots that a region of this length takes."""
+
+    def fits(self, lengths: Iterable[int]) -> bool:
+        """An empty pool has room for regions of all these lengths at once."""
+
+    def take(self, length: int) -> int | None:
+        """The start of a region, or None."""
+
+    def give(self, start: int, length: int) -> None:
+        """Take a region back."""
+
+    def check(self, regions: Iterable[tuple[int, int]]) -> None:
+        """Raise PluginContractError unless these are the regions taken."""
 
 
 @dataclass(slots=True)
@@ -44,9 +73,9 @@ class ContiguousAllocator(Allocator):
 
     layout = "region"
 
-    def __init__(self, space: FirstFit, *, reservation: str, max_model_len: int, host_capacity: int = 0) -> None:
+    def __init__(self, space: Space, *, reservation: str, max_model_len: int, host_capacity: int = 0) -> None:
         super().__init__()
-        shortest = max_model_len if reservation == "max" else 1
+        shortest = space.size(max_model_len if reservation == "max" else 1)
         if space.capacity < shortest:
             raise InvalidOptionsError(
                 f"allocator 'contiguous': with reservation = {reservation!r} and max_model_len = {max_model_len} a sequence takes at least "
@@ -66,10 +95,37 @@ class ContiguousAllocator(Allocator):
         self._copies = self._moves = 0
 
     def want(self, sequence: Sequence) -> int:
-        """Slots of a sequence's region: the whole context, or the positions that its request can ever write."""
-        return self._max_model_len if self._reservation == "max" else sequence.max_positions
+        """Slots of a sequence's region: the whole context, or the positions that its request may write or is known to write."""
+        known = sequence.known_output_len or 0
+        match self._reservation:
+            case "request":
+                return sequence.max_positions
+            case "oracle":
+                return sequence.prompt_len + known - 1
+            case "pow2":
+                return min(sequence.prompt_len + next_power_of_two(known), self._max_model_len)
+            case _:
+                return self._max_model_len
 
     # -------------------------------------------------------------- one sequence
+
+    def check_request(self, request: Request) -> None:
+        """`pow2` and `oracle` know how long outputs become, and must not be wrong: a region never grows."""
+        if self._reservation not in ("pow2", "oracle"):
+            return
+        known, lead = request.params.known_output_len, request.sequences[0]
+        if known is None:
+            raise RequestError(
+                f"allocator 'contiguous' with reservation = {self._reservation!r} must know how long the output becomes: set "
+                "known_output_len (and ignore_eos), or take reservation = 'request' or 'max'",
+                field="known_output_len",
+            )
+        if self.want(lead) < lead.max_positions:
+            raise RequestError(
+                f"known_output_len is {known}, but max_tokens {request.max_tokens} lets the output outgrow its region: with "
+                f"reservation = {self._reservation!r} ask for max_tokens = known_output_len",
+                field="known_output_len",
+            )
 
     def fits(self, *requests: Request) -> bool:
         """Every seat has a region of its own."""
@@ -276,13 +332,13 @@ class ContiguousAllocator(Allocator):
         return KVStats(copies=self._copies, transfers=self._moves)
 
     def usage(self) -> KVUsage:
-        """From running counts; only the external waste looks at the free runs."""
-        free = self._space.free
+        """From running counts; only the external waste looks at the free runs. What placement rounds up is external too."""
+        free, rounding = self._space.free, self._space.rounding
         external = sum(length for _, length in self._space.runs if length < self._refused) if self._refused else 0
         return KVUsage(
             filled=self._num_filled,
-            held=self.capacity - free - self._num_filled,
-            external=external,
+            held=self.capacity - free - rounding - self._num_filled,
+            external=external + rounding,
             cached=0,
             free=free - external,
             host=self.host_capacity - self._host.free,

@@ -38,11 +38,12 @@ class PagedAllocator(Allocator):
 
     layout = "block_table"
 
-    def __init__(self, *, capacity: int, block_size: int, host_capacity: int = 0, shelf: Shelf | None = None) -> None:
+    def __init__(self, *, capacity: int, block_size: int, host_capacity: int = 0, shelf: Shelf | None = None, name: str = "paged") -> None:
         super().__init__()
+        self._name = name  # whose books these are, for messages
         if capacity < block_size:
             raise InvalidOptionsError(
-                f"allocator 'paged': block_size = {block_size}, but the KV pool has {capacity} slots and must hold one block at least: "
+                f"allocator {name!r}: block_size = {block_size}, but the KV pool has {capacity} slots and must hold one block at least: "
                 "enlarge it (num_kv_slots, kv_cache_memory) or take smaller blocks"
             )
         self.block_size = block_size
@@ -75,7 +76,7 @@ class PagedAllocator(Allocator):
     def open(self, sequence: Sequence) -> int:
         """Nothing is cached: 0."""
         if sequence in self._tables or sequence in self._suspended:
-            raise PluginContractError(f"paged: sequence {sequence.id!r} was opened twice")
+            raise PluginContractError(f"{self._name}: sequence {sequence.id!r} was opened twice")
         self._tables[sequence] = BlockTable()
         return 0
 
@@ -139,7 +140,9 @@ class PagedAllocator(Allocator):
     def _mark_filled(self, table: BlockTable, num_tokens: int) -> None:
         size, blocks = self.block_size, table.blocks
         if num_tokens > len(blocks) * size:
-            raise PluginContractError(f"paged: {num_tokens} positions were committed, the sequence holds {len(blocks)} blocks of {size}")
+            raise PluginContractError(
+                f"{self._name}: {num_tokens} positions were committed, the sequence holds {len(blocks)} blocks of {size}"
+            )
         for i in range(table.num_filled // size, -(-num_tokens // size)):
             self._fill(blocks[i], min(size, num_tokens - i * size))
         table.num_filled = num_tokens
@@ -156,7 +159,7 @@ class PagedAllocator(Allocator):
         if table is None:
             raise self._not_open(parent, "fork")
         if num_tokens > table.num_filled:
-            raise PluginContractError(f"paged: {parent.id!r} was to share {num_tokens} positions, {table.num_filled} are committed")
+            raise PluginContractError(f"{self._name}: {parent.id!r} was to share {num_tokens} positions, {table.num_filled} are committed")
         self.adopt(child, table.blocks[: self._blocks_for(num_tokens)], num_tokens)
 
     def close(self, sequence: Sequence) -> None:
@@ -188,7 +191,7 @@ class PagedAllocator(Allocator):
             if table is None:
                 raise self._not_open(sequence, "suspend")
             if count > table.num_filled:
-                raise PluginContractError(f"paged: {count} positions of {sequence.id!r} are computed, {table.num_filled} committed")
+                raise PluginContractError(f"{self._name}: {count} positions of {sequence.id!r} are computed, {table.num_filled} committed")
             blocks[sequence] = table.blocks[: self._blocks_for(count)]
         distinct = list(dict.fromkeys(block for row in blocks.values() for block in row))
         if len(distinct) > self._host.available:
@@ -210,7 +213,7 @@ class PagedAllocator(Allocator):
         kept: dict[Sequence, Suspended] = {}
         for sequence in sequences:
             if sequence not in self._suspended:
-                raise PluginContractError(f"paged: resume of sequence {sequence.id!r}, which is not suspended")
+                raise PluginContractError(f"{self._name}: resume of sequence {sequence.id!r}, which is not suspended")
             kept[sequence] = self._suspended[sequence]
         if self._blocks_to_resume(kept) > self._pool.available:
             return None
@@ -225,7 +228,7 @@ class PagedAllocator(Allocator):
             self._pool.release(block)
         for sequence, entry in kept.items():
             if not self.reserve(sequence, entry.num_tokens, sequence.num_tokens):
-                raise PluginContractError(f"paged: {sequence.id!r} was resumed into blocks that were counted wrong")
+                raise PluginContractError(f"{self._name}: {sequence.id!r} was resumed into blocks that were counted wrong")
         return [entry.num_tokens for entry in kept.values()]
 
     def _blocks_to_resume(self, kept: dict[Sequence, Suspended]) -> int:
@@ -248,8 +251,16 @@ class PagedAllocator(Allocator):
             raise self._not_open(sequence, "table")
         return table.read()
 
+    def blocks(self, sequence: Sequence) -> Seq[int]:
+        """The blocks of an open sequence in the order of its positions; not to be kept or changed."""
+        table = self._tables.get(sequence)
+        if table is None:
+            raise self._not_open(sequence, "blocks")
+        return table.blocks
+
     def reset(self) -> None:
-        """Nothing is cached."""
+        """Only a shelf keeps anything."""
+        self._pool.empty_shelf()
 
     def stats(self) -> KVStats:
         """Copies are of blocks."""
@@ -277,9 +288,14 @@ class PagedAllocator(Allocator):
             size = self.block_size
             self._events += [BlockEvent(kind, block * size, size, sequence.id) for block in blocks]
 
+    def tell_content(self, kind: Literal["cached", "evicted"], block: int, key: str) -> None:
+        """An event about what a block holds, from whoever keeps blocks by content."""
+        if self.observed:
+            self._events.append(BlockEvent(kind, block * self.block_size, self.block_size, key=key))
+
     def _not_open(self, sequence: Sequence, what: str) -> PluginContractError:
         where = "suspended" if sequence in self._suspended else "never opened, or closed already"
-        return PluginContractError(f"paged: {what} of sequence {sequence.id!r}, which is {where}")
+        return PluginContractError(f"{self._name}: {what} of sequence {sequence.id!r}, which is {where}")
 
     def check(self) -> None:
         """Count references, free blocks and filled slots from scratch and compare."""
@@ -289,14 +305,18 @@ class PagedAllocator(Allocator):
         written = [0] * self._pool.num_blocks
         for sequence, table in self._tables.items():
             if len(set(table.blocks)) < len(table.blocks):
-                raise PluginContractError(f"paged: {sequence.id!r} has a block twice: {table.blocks}")
+                raise PluginContractError(f"{self._name}: {sequence.id!r} has a block twice: {table.blocks}")
             if table.array[: table.dirty_from].tolist() != table.blocks[: table.dirty_from]:
-                raise PluginContractError(f"paged: {sequence.id!r}: the array says {table.array[: table.dirty_from]}, not {table.blocks}")
+                raise PluginContractError(
+                    f"{self._name}: {sequence.id!r}: the array says {table.array[: table.dirty_from]}, not {table.blocks}"
+                )
             for i, block in enumerate(table.blocks):
                 written[block] = max(written[block], min(size, table.num_filled - i * size))
         for block, slots in enumerate(self._filled):
             # A sharer that has gone may have written further than those that are left.
             if not written[block] <= slots <= (size if self._pool.refs[block] else 0):
-                raise PluginContractError(f"paged: block {block} counts {slots} filled slots, its holders committed {written[block]}")
+                raise PluginContractError(
+                    f"{self._name}: block {block} counts {slots} filled slots, its holders committed {written[block]}"
+                )
         if sum(self._filled) != self._num_filled:
-            raise PluginContractError(f"paged: {self._num_filled} slots are counted as filled, the blocks hold {sum(self._filled)}")
+            raise PluginContractError(f"{self._name}: {self._num_filled} slots are counted as filled, the blocks hold {sum(self._filled)}")

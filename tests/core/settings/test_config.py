@@ -35,6 +35,7 @@ def registry() -> Registry:
         fake_scheduler("chunked", chunking=True),
         fake_scheduler("static", options=StaticOptions),
         fake_allocator("paged", options=PagedOptions),
+        fake_allocator("prefix"),
         fake_allocator("contiguous", layout="region"),
         fake_kernel(),
         fake_ops(),
@@ -55,9 +56,9 @@ def complaint(registry: Registry, **sources: Any) -> str:
 
 
 def test_defaults(registry: Registry) -> None:
-    """With no settings: the default model on chunked + paged, everything else left to `auto`."""
+    """With no settings: the default model on chunked + prefix, everything else left to `auto`."""
     config = load(registry)
-    assert (config.source, config.scheduler.name, config.allocator.name) == ("smollm2-135m", "chunked", "paged")
+    assert (config.source, config.scheduler.name, config.allocator.name) == ("smollm2-135m", "chunked", "prefix")
     assert config.model is config.kernel is config.ops is None
     assert config.scheduler.options == SchedulerOptions()
     assert config.engine.gpu_memory_utilization == 0.92
@@ -174,7 +175,7 @@ def test_a_switch_whose_plugin_is_not_there_yet_says_so() -> None:
     """`enable_chunked_prefill=True` without the chunked scheduler names the plugin that is missing."""
     registry = Registry()
     registry.add(fake_scheduler("continuous"))
-    registry.add(fake_allocator("paged"))
+    registry.add(fake_allocator("prefix"))
     with pytest.raises(UnknownPluginError) as error:
         load(registry, overrides=from_flat(enable_chunked_prefill=True, max_num_batched_tokens=4096, gpu_memory_utilization=0.9))
     assert str(error.value) == "no scheduler plugin 'chunked' is installed; installed are: continuous"

@@ -19,7 +19,7 @@ THIRD_PARTY = Provider("octavo-fast", "2.0")
 
 def registry_of(*plugins: Descriptor) -> Registry:
     registry = Registry()
-    for plugin in (fake_scheduler(), fake_scheduler("chunked", chunking=True), fake_allocator(), fake_model(), *plugins):
+    for plugin in (fake_scheduler(), fake_scheduler("chunked", chunking=True), fake_allocator("prefix"), fake_model(), *plugins):
         registry.add(plugin)
     return registry
 
@@ -155,7 +155,7 @@ def test_a_named_model_plugin_must_accept() -> None:
 
 
 def load_config_with(registry: Registry, **overrides: Any) -> Any:
-    for plugin in (fake_scheduler("chunked", chunking=True), fake_allocator()):
+    for plugin in (fake_scheduler("chunked", chunking=True), fake_allocator("prefix")):
         registry.add(plugin)
     return load_config(registry, environ={}, overrides=overrides)
 

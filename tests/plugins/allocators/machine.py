@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import count
 from typing import NamedTuple
 
@@ -39,9 +40,10 @@ class Flight(NamedTuple):
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Derive and set `build`."""
+    """Derive and set `build`, and `seen`, where all runs count what occurred."""
 
     build: Callable[[], Allocator]
+    seen: Counter[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +55,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.flights: deque[Flight] = deque()
         self.fresh = count(1_000)
         self.owners: Counter[tuple[int, str]] = Counter()  # by the events
-        self.exact = True  # nobody wrote into a block after it was shared
+        self.exact = True  # nobody wrote into a block after it was shared, or shares a part of a full one
+        self.histories: list[list[int]] = [list(range(14))]  # what prompts may begin with: a text, and conversations that ended
 
     @initialize(observed=st.booleans())
     def observe(self, observed: bool) -> None:
@@ -77,22 +80,32 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def picture(self) -> object:
         usage = self.kv.usage()
-        transfers = tuple(self.kv._transfers)  # draining is for the next step alone
+        transfers = tuple(self.kv.drain_transfers())
+        self.kv.requeue(transfers)
         where = {s: self.memory.slots(s, s.num_computed) for s in self.open_sequences()}
         return usage.filled, usage.held, usage.cached, usage.free + usage.external, usage.host, transfers, where
 
     # ---------------------------------------------------------------- one request
 
-    @rule(length=st.integers(1, 14), outputs=st.integers(1, 10), width=st.integers(1, 3), beams=st.booleans(), known=st.booleans())
-    def add(self, length: int, outputs: int, width: int, beams: bool, known: bool) -> None:
-        first = 0 if known else next(self.fresh) * 100
+    @rule(
+        length=st.integers(1, 14),
+        outputs=st.integers(1, 10),
+        width=st.integers(1, 3),
+        beams=st.booleans(),
+        history=st.integers(-1, 3),
+        salt=st.sampled_from(["", "", "", "a"]),
+    )
+    def add(self, length: int, outputs: int, width: int, beams: bool, history: int, salt: str) -> None:
+        """A prompt is new (-1), or begins as others did."""
         assert length + outputs <= MAX_MODEL_LEN
+        known = self.histories[-1 - history % len(self.histories)][:length] if history >= 0 else []
         one = request(
-            range(first, first + length),
+            [*known, *(next(self.fresh) for _ in range(length - len(known)))],
             outputs,
             n=1 if beams else width,
             beam_width=width if beams and width > 1 else 0,
             name=f"r{next(self.fresh)}",
+            salt=salt,
         )
         if self.kv.fits(one) and len(self.requests) < 6:
             self.requests.append(one)
@@ -136,10 +149,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.planned[sequence] = Chunk(sequence, begin, length, stop - samples, samples, (), sequence.epoch)
 
     def rejoin(self, one: Request) -> None:
-        lead, *others = one.sequences
-        self.exact &= lead not in self.planned and lead.num_scheduled == lead.num_computed
+        (lead, *others), common = one.sequences, one.restore
+        self.exact &= lead not in self.planned and lead.num_scheduled == lead.num_computed == common
         rejoin(self.kv, one)
-        assert all(s.num_computed == lead.num_computed for s in others)
+        assert all(s.num_computed == common for s in others)  # the lead may be further: a hit
 
     # --------------------------------------------------------------------- steps
 
@@ -151,7 +164,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             known = self.tokens[sequence]
             while len(known) <= chunk.stop:
                 known.append(next(self.fresh))
-            rows.append(Row(chunk, self.memory.slots(sequence, chunk.stop), tags(known[: chunk.stop])))
+            rows.append(Row(chunk, self.memory.slots(sequence, chunk.stop), tags(known[: chunk.stop], sequence.request)))
             sequence.num_scheduled = chunk.stop
             one = sequence.request
             if chunk.samples and one.width > 1 and (one.beam_width or not one.forked):
@@ -264,8 +277,15 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------------- ends
 
+    @rule()
+    def reset(self) -> None:
+        """Live sequences keep theirs; nothing else is kept."""
+        self.kv.reset()
+        assert self.kv.usage().cached == 0
+
     def end(self, sequence: Sequence) -> None:
         one = sequence.request
+        self.histories.append(sequence.tokens())
         held = sequence.status in (Status.OPEN, Status.SUSPENDED)
         one.sequences.remove(sequence)
         self.planned.pop(sequence, None)
@@ -347,6 +367,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             for sequence in list(one.sequences):
                 self.end(sequence)
         kv = self.kv
+        self.seen.update(asdict(kv.stats()))
         kv.reset()
         kv.check()
         usage = kv.usage()

@@ -17,6 +17,7 @@ from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
+from octavo.plugins.allocators.prefix import PREFIX, PrefixOptions
 
 MAX_MODEL_LEN = 24
 
@@ -26,25 +27,36 @@ def paged(num_slots: int, *, block_size: int = 16, host: int = 0) -> Allocator:
     return PAGED.build(PagedOptions(block_size=block_size), pool)
 
 
-def contiguous(num_slots: int, *, reservation: str = "max", max_model_len: int = MAX_MODEL_LEN, host: int = 0) -> Allocator:
+def prefix(num_slots: int, *, block_size: int = 16, host: int = 0, **options: str) -> Allocator:
+    pool = PoolShape(num_slots=num_slots, num_host_slots=host, max_model_len=MAX_MODEL_LEN, max_num_seqs=8)
+    return PREFIX.build(PrefixOptions.model_validate({"block_size": block_size, **options}), pool)
+
+
+def contiguous(num_slots: int, *, max_model_len: int = MAX_MODEL_LEN, host: int = 0, **options: str) -> Allocator:
     pool = PoolShape(num_slots=num_slots, num_host_slots=host, max_model_len=max_model_len, max_num_seqs=8)
-    return CONTIGUOUS.build(ContiguousOptions.model_validate({"reservation": reservation}), pool)
+    return CONTIGUOUS.build(ContiguousOptions.model_validate(options), pool)
 
 
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
     "paged-1": lambda: paged(44, block_size=1, host=28),
     "paged-4": lambda: paged(44, block_size=4, host=28),
     "paged-16": lambda: paged(80, block_size=16, host=48),
+    "prefix-1": lambda: prefix(44, block_size=1, host=28, eviction="lfu"),
+    "prefix-4": lambda: prefix(44, block_size=4, host=28),
+    "prefix-8": lambda: prefix(64, block_size=8, host=40, eviction="fifo"),
+    "prefix-compare": lambda: prefix(44, block_size=4, host=28, hash="xxh3+compare"),
     "contiguous-max": lambda: contiguous(110, host=28),
     "contiguous-request": lambda: contiguous(66, reservation="request", host=28),
+    "contiguous-pow2": lambda: contiguous(110, reservation="pow2", host=28),
+    "contiguous-oracle": lambda: contiguous(66, reservation="oracle", placement="buddy", host=28),
 }
 """Pools that a few requests of MAX_MODEL_LEN fill. Another allocator is another line."""
 
 
-def request(prompt: int | Iterable[int], max_tokens: int, *, n: int = 1, beam_width: int = 0, name: str = "r") -> Request:
+def request(prompt: int | Iterable[int], max_tokens: int, *, n: int = 1, beam_width: int = 0, name: str = "r", salt: str = "") -> Request:
     """A request of `prompt` tokens 0, 1, 2 ..., or of these tokens."""
     tokens = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
-    params = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True, known_output_len=max_tokens, cache_salt=salt)
     return Request(name, tokens, params, max_tokens, seed=0, beam_width=beam_width)
 
 
@@ -87,9 +99,10 @@ def family(kv: Allocator, prompt: int, *, n: int, max_tokens: int = 8) -> list[S
     return sequences
 
 
-def tags(tokens: Iterable[int]) -> list[int]:
+def tags(tokens: Iterable[int], one: Request | None = None) -> list[int]:
     """What the slots of these tokens' positions hold."""
-    return list(accumulate(tokens, lambda before, token: hash((before, token)), initial=0))[1:]
+    begin = hash(one.cache_key) if one is not None and one.cache_key else 0
+    return list(accumulate(tokens, lambda before, token: hash((before, token)), initial=begin))[1:]
 
 
 class Memory:

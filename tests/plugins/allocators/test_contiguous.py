@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
-from octavo.core.errors import InvalidOptionsError, PluginContractError
+from octavo.core.errors import InvalidOptionsError, PluginContractError, RequestError
 from octavo.core.kv import BlockEvent
 from octavo.core.plan import Transfer
 from octavo.core.request import Sequence
+from octavo.plugins.allocators.buddy import Buddy
 from octavo.plugins.allocators.contiguous import CONTIGUOUS
 from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
 from octavo.plugins.allocators.first_fit import FirstFit
@@ -281,3 +283,84 @@ def test_check_says_what_is_wrong(spoil: Callable[[ContiguousAllocator, Sequence
     spoil(kv, lead)
     with pytest.raises(PluginContractError, match=text):
         kv.check()
+
+
+# ------------------------------------------------------------- the paper's baselines
+
+
+@pytest.mark.parametrize("space", [FirstFit, Buddy])
+def test_the_papers_pool_holds_7_regions_of_2048_and_leaves_9_per_cent_external(space: type[FirstFit] | type[Buddy]) -> None:
+    """SOSP'23, figures 2 and 13a: 15,728 slots, Orca (Max): a batch of 7, 8.9 % external."""
+    kv = ContiguousAllocator(space(15_728), reservation="max", max_model_len=2_048)
+    batch = 0
+    while True:
+        lead = request(100, 50, name=str(batch)).sequences[0]
+        kv.open(lead)
+        if not kv.reserve(lead, 0, 100):
+            break
+        batch += 1
+    assert batch == 7
+    usage = kv.usage()
+    assert (usage.external, usage.free) == (1_392, 0)
+    assert round(100 * usage.external / kv.capacity, 2) == 8.85
+
+
+@pytest.mark.parametrize(("reservation", "length"), [("max", 64), ("request", 10 + 24), ("pow2", 10 + 32), ("oracle", 10 + 24)])
+def test_what_is_reserved_for_a_prompt_of_10_and_25_outputs(reservation: str, length: int) -> None:
+    """The KV of the last output is never written; pow2 reserves for the next power of two of 25, as the paper does."""
+    kv = pool(200, reservation)
+    assert kv.region(start(kv, request(10, 25))) == (0, length)
+
+
+def test_oracle_reserves_what_will_be_used_and_request_what_was_asked_for() -> None:
+    one = request(10, 25)
+    one.params = dataclasses.replace(one.params, known_output_len=5)
+    assert pool(200, "oracle").want(one.sequences[0]) == 14
+    assert pool(200, "pow2").want(one.sequences[0]) == 18
+    assert pool(200, "request").want(one.sequences[0]) == 34
+
+
+def test_pow2_never_reserves_more_than_the_context() -> None:
+    assert pool(200, "pow2").want(request(40, 20).sequences[0]) == 64
+
+
+def test_what_placement_rounds_up_is_external_waste() -> None:
+    kv = ContiguousAllocator(Buddy(64), reservation="request", max_model_len=64)
+    lead = start(kv, request(20, 1))
+    usage = kv.usage()
+    assert (usage.filled, usage.held, usage.external, usage.free) == (20, 0, 12, 32)
+    start(kv, request(10, 9, name="b"))
+    other = request(33, 1, name="c").sequences[0]
+    kv.open(other)
+    assert not kv.reserve(other, 0, 33)
+    usage = kv.usage()
+    assert (usage.filled, usage.held, usage.external, usage.free) == (30, 8, 12 + 14, 0)
+    kv.close(lead)
+    kv.check()
+
+
+def test_a_region_rounded_up_must_fit_the_pool() -> None:
+    with pytest.raises(InvalidOptionsError, match=r"max_model_len = 100 a sequence takes at least 128 slots, but the KV pool has 127"):
+        ContiguousAllocator(Buddy(127), reservation="max", max_model_len=100)
+
+
+@pytest.mark.parametrize("reservation", ["pow2", "oracle"])
+def test_an_unknown_output_length_is_refused_at_submit(reservation: str) -> None:
+    one = request(10, 25)
+    one.params = dataclasses.replace(one.params, known_output_len=None)
+    with pytest.raises(
+        RequestError, match=f"reservation = '{reservation}' must know how long the output becomes: set known_output_len"
+    ) as error:
+        pool(200, reservation).check_request(one)
+    assert error.value.field == "known_output_len"
+    pool(200, "max").check_request(one)
+    pool(200, "request").check_request(one)
+
+
+def test_an_output_that_may_outgrow_its_region_is_refused_at_submit() -> None:
+    """A region never grows: a wrong length would stop the engine in the middle."""
+    one = request(10, 25)
+    one.params = dataclasses.replace(one.params, known_output_len=17)
+    with pytest.raises(RequestError, match="known_output_len is 17, but max_tokens 25 lets the output outgrow its region"):
+        pool(200, "oracle").check_request(one)
+    pool(200, "pow2").check_request(one)  # 32 fit

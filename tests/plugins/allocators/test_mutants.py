@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from importlib import import_module
 from types import FunctionType
@@ -104,7 +105,7 @@ def build(broken: type[Allocator]) -> Allocator:
 
 def drive(allocator: type[Allocator]) -> None:
     """The same runs each time."""
-    machine = type("Machine", (AllocatorMachine,), {"build": staticmethod(lambda: build(allocator))})
+    machine = type("Machine", (AllocatorMachine,), {"build": staticmethod(lambda: build(allocator)), "seen": Counter()})
     run_state_machine_as_test(
         machine,
         settings=settings(

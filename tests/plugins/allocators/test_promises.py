@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from octavo.core.errors import PluginContractError
 from octavo.core.kv import Allocator
 from octavo.core.request import Sequence
-from octavo.plugins.allocators import contiguous, paged
+from octavo.plugins.allocators import contiguous, paged, prefix
 from tests.plugins.allocators.memory import ALLOCATORS, Memory, fork, request, start, tags
 
 
@@ -163,7 +163,9 @@ def test_stats_only_rise(kv: Allocator) -> None:
     assert kv.stats() == stats
 
 
-def test_nothing_is_kept_across_requests_and_it_says_so(kv: Allocator) -> None:
+@pytest.mark.parametrize("name", [name for name in ALLOCATORS if not name.startswith("prefix")])
+def test_nothing_is_kept_across_requests_and_it_says_so(name: str) -> None:
+    kv = ALLOCATORS[name]()
     assert kv.explain(request(9, 4)) == f"{type(kv).__name__} keeps nothing for reuse across requests"
 
 
@@ -173,8 +175,10 @@ def test_nothing_is_kept_across_requests_and_it_says_so(kv: Allocator) -> None:
         (paged.PagedOptions, {"block_size": 0}, "greater than or equal to 1"),
         (paged.PagedOptions, {"block_size": "16"}, "valid integer"),
         (paged.PagedOptions, {"blocksize": 16}, "Extra inputs are not permitted"),
-        (contiguous.ContiguousOptions, {"reservation": "maximum"}, "'max' or 'request'"),
-        (contiguous.ContiguousOptions, {"placement": "best_fit"}, "'first_fit'"),
+        (contiguous.ContiguousOptions, {"reservation": "maximum"}, "'max', 'request', 'pow2' or 'oracle'"),
+        (contiguous.ContiguousOptions, {"placement": "best_fit"}, "'first_fit' or 'buddy'"),
+        (prefix.PrefixOptions, {"hash": "md5"}, r"'sha256' or 'xxh3\+compare'"),
+        (prefix.PrefixOptions, {"eviction": "random"}, "'lru', 'lfu' or 'fifo'"),
     ],
 )
 def test_wrong_options_are_refused(options: type[paged.PagedOptions], wrong: dict[str, object], text: str) -> None:
@@ -187,10 +191,10 @@ def test_listing_imports_neither_numpy_nor_torch_and_building_no_torch() -> None
     script = """
 import sys
 from octavo.core.descriptors import PoolShape
-from octavo.plugins.allocators import contiguous, paged
-plugins = [*contiguous.octavo_allocators(), *paged.octavo_allocators()]
-assert [p.name for p in plugins] == ["contiguous", "paged"]
-assert not {"numpy", "torch"} & set(sys.modules), "listed"
+from octavo.plugins.allocators import contiguous, paged, prefix
+plugins = [p for module in (contiguous, paged, prefix) for p in module.octavo_allocators()]
+assert [p.name for p in plugins] == ["contiguous", "paged", "prefix"]
+assert not {"numpy", "torch", "xxhash"} & set(sys.modules), "listed"
 for plugin in plugins:
     plugin.build(plugin.options(), PoolShape(num_slots=64, num_host_slots=0, max_model_len=32, max_num_seqs=1)).check()
 assert "torch" not in sys.modules, "built"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,8 +19,11 @@ RUNS = int(os.environ.get("OCTAVO_STRESS_RUNS", "60"))
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_random_lives(name: str) -> None:
     """Open, reserve, commit, fork, suspend, resume, fail and close at random; see the machine for what holds after each."""
-    machine = type("Machine", (AllocatorMachine,), {"build": staticmethod(ALLOCATORS[name])})
+    seen: Counter[str] = Counter()
+    machine = type("Machine", (AllocatorMachine,), {"build": staticmethod(ALLOCATORS[name]), "seen": seen})
     run_state_machine_as_test(
         machine,
         settings=settings(max_examples=RUNS, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)),
     )
+    for what in ("transfers", *(("hit_tokens", "evictions") if name.startswith("prefix") else ())):
+        assert seen[what], f"no run had {what}"

@@ -1,0 +1,262 @@
+"""Prefix caching: a paged allocator whose full blocks can be found by what they hold, as long as nobody needs their room.
+
+A prompt's longest cached prefix is shared instead of computed. Blocks are entered when they are committed, never before, outputs too;
+they outlive their sequence until they are evicted. Beside the paged allocator and not under it: its books are left as they are.
+Must not know: schedulers, tensors, how a block is hashed, which one is evicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from octavo.core.errors import PluginContractError
+from octavo.core.kv import Allocator, BlockEvent, KVStats, KVUsage
+from octavo.core.plan import Transfer
+from octavo.core.request import Request, Sequence, Status
+from octavo.plugins.allocators.paged.allocator import PagedAllocator
+from octavo.plugins.allocators.prefix.block_keys import BYTES_PER_TOKEN, Hashing, extend, packed
+from octavo.plugins.allocators.prefix.cache import Entry, PrefixCache
+from octavo.plugins.allocators.prefix.explain import explain
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(slots=True)
+class Chain:
+    """Keys of a sequence's first full blocks. It outlives `close` while the request waits, so that nothing is hashed twice."""
+
+    keys: list[bytes] = field(default_factory=list)
+    num_entered: int = 0  # blocks whose content the cache has been told
+    tip: Entry | None = None  # under which the last of these is found
+    next_stop: int = 0  # positions at which the next block is full
+    num_hit: int = 0  # tokens found when it was opened
+    counted: bool = False  # in the statistics: the first admission alone is
+    ended: bool = False  # no more is entered: computed before a reset, or behind a collision
+
+
+class PrefixAllocator(Allocator):
+    """`capacity` and `host_capacity` are rounded down to whole blocks. Raises InvalidOptionsError if the pool holds not even one."""
+
+    layout = "block_table"
+
+    def __init__(self, *, capacity: int, block_size: int, hashing: Hashing, eviction: str = "lru", host_capacity: int = 0) -> None:
+        super().__init__()
+        self._cache = PrefixCache(capacity // block_size, eviction=eviction, tell=self._tell_content)
+        self._paged = PagedAllocator(
+            capacity=capacity, block_size=block_size, host_capacity=host_capacity, shelf=self._cache, name="prefix"
+        )
+        self.block_size = block_size
+        self.capacity = self._paged.capacity
+        self.host_capacity = self._paged.host_capacity
+        self._hashing = hashing
+        self._chains: dict[Sequence, Chain] = {}  # of open sequences
+        self._away: WeakKeyDictionary[Sequence, Chain] = WeakKeyDictionary()  # of those that wait or are suspended
+        self._queried = self._hit = 0
+
+    # -------------------------------------------------------------- one sequence
+
+    def fits(self, *requests: Request) -> bool:
+        """As without a cache: what is kept makes room, and nothing may have been found by then."""
+        return self._paged.fits(*requests)
+
+    def open(self, sequence: Sequence) -> int:
+        """Share the blocks of the longest cached prefix. One token at least is left to compute: its logits are wanted."""
+        chain = self._chain_of(sequence)
+        chain.ended = False
+        found: list[Entry] = []
+        if sequence.request.reads_cache:
+            num_blocks = (sequence.num_tokens - 1) // self.block_size
+            extend(chain.keys, sequence, num_blocks=num_blocks, block_size=self.block_size, digest=self._hashing.digest)
+            found = self._find(sequence, chain.keys[:num_blocks])
+        chain.num_entered, chain.tip = len(found), found[-1] if found else None
+        chain.next_stop = (len(found) + 1) * self.block_size
+        chain.num_hit = len(found) * self.block_size
+        self._paged.adopt(sequence, [entry.block for entry in found], chain.num_hit)
+        for entry in found:
+            entry.hits += 1
+        self._chains[sequence] = chain
+        self._away.pop(sequence, None)
+        return chain.num_hit
+
+    def _chain_of(self, sequence: Sequence) -> Chain:
+        return self._away.get(sequence) or Chain()
+
+    def _find(self, sequence: Sequence, keys: list[bytes]) -> list[Entry]:
+        """The entries of the first of these keys, up to the first that is not there."""
+        entries, found = self._cache.entries, list[Entry]()
+        if not self._hashing.compare:
+            for key in keys:
+                entry = entries.get(key)
+                if entry is None:
+                    break
+                found.append(entry)
+            return found
+        width = self.block_size * BYTES_PER_TOKEN
+        data, parent = packed(sequence.tokens(0, len(keys) * self.block_size)), None
+        for index, key in enumerate(keys):
+            entry = entries.get(key)
+            if entry is None or not _same(entry, parent, data[index * width : (index + 1) * width], sequence.request):
+                break
+            found.append(entry)
+            parent = entry
+        return found
+
+    def reserve(self, sequence: Sequence, start: int, stop: int) -> bool:
+        """As paged; a block that can be found is forgotten before its one holder writes into it."""
+        return self._paged.reserve(sequence, start, stop)
+
+    def commit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Blocks that are full from now on can be found from now on."""
+        self._paged.commit(sequence, num_tokens)
+        chain = self._chains[sequence]
+        if num_tokens >= chain.next_stop:
+            self._enter(sequence, chain, num_tokens // self.block_size)
+        if not chain.counted:
+            chain.counted = True
+            self._queried += sequence.prompt_len
+            self._hit += chain.num_hit
+
+    def _enter(self, sequence: Sequence, chain: Chain, num_blocks: int) -> None:
+        """Enter the full blocks up to `num_blocks`: from where the last call ended, or from the first if that was forgotten since."""
+        size, cache = self.block_size, self._cache
+        chain.next_stop = (num_blocks + 1) * size
+        if chain.ended:
+            return
+        extend(chain.keys, sequence, num_blocks=num_blocks, block_size=size, digest=self._hashing.digest)
+        keys, blocks = chain.keys, self._paged.blocks(sequence)
+        first, parent = chain.num_entered, chain.tip
+        if parent is None or cache.entries.get(parent.key) is not parent:
+            first, parent = 0, None  # perhaps another's copy of the same block, and evicted: this sequence still holds its own
+        width = size * BYTES_PER_TOKEN
+        data = packed(sequence.tokens(first * size, num_blocks * size))
+        for index in range(first, num_blocks):
+            tokens = data[(index - first) * width : (index - first + 1) * width]
+            entry = cache.entries.get(keys[index])
+            if entry is None:
+                entry = cache.register(keys[index], blocks[index], parent=parent, tokens=tokens, extras=sequence.request.cache_key)
+            elif self._hashing.compare and not _same(entry, parent, tokens, sequence.request):
+                chain.ended = True  # a collision: who has the key keeps it, and what follows here could not be found
+                return
+            parent = entry
+        chain.num_entered, chain.tip = num_blocks, parent
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        """Share the blocks of the first `num_tokens` positions, which must be committed, and their keys."""
+        self._paged.fork(parent, child, num_tokens)
+        source, chain, full = self._chains[parent], self._chain_of(child), num_tokens // self.block_size
+        if len(chain.keys) < full:
+            chain.keys = source.keys[:full]
+        shares_tip = source.num_entered == full
+        chain.num_entered, chain.tip = (full, source.tip) if shares_tip else (0, None)
+        chain.next_stop = (full + 1) * self.block_size
+        chain.counted, chain.ended = True, source.ended
+        self._chains[child] = chain
+        self._away.pop(child, None)
+
+    def close(self, sequence: Sequence) -> None:
+        """Full blocks stay reusable, the last one the first to go."""
+        self._paged.close(sequence)
+        chain = self._chains.pop(sequence, None) or self._away.pop(sequence)
+        if sequence.status is not Status.DONE:
+            self._away[sequence] = chain
+
+    # --------------------------------------------------------------- host memory
+
+    def suspend(self, sequences: list[Sequence]) -> bool:
+        """As paged; the blocks in the pool stay reusable as if these were closed."""
+        if not self._paged.suspend(sequences):
+            return False
+        for sequence in sequences:
+            self._away[sequence] = self._chains.pop(sequence)
+        return True
+
+    def resume(self, sequences: list[Sequence]) -> list[int] | None:
+        """As paged. That is no hit, and nothing that returns is found before the next block is full."""
+        counts = self._paged.resume(sequences)
+        if counts is None:
+            return None
+        for sequence, count in zip(sequences, counts, strict=True):
+            chain = self._chains[sequence] = self._away.pop(sequence)
+            chain.num_entered, chain.tip = 0, None
+            chain.next_stop = (count // self.block_size + 1) * self.block_size
+        return counts
+
+    # -------------------------------------------------------------------- books
+
+    def table(self, sequence: Sequence) -> tuple[npt.NDArray[np.int32], int]:
+        """As paged."""
+        return self._paged.table(sequence)
+
+    def reset(self) -> None:
+        """Nothing that was computed so far is found any more; unused blocks are free."""
+        self._cache.clear()
+        self._paged.reset()
+        for chain in (*self._chains.values(), *self._away.values()):
+            chain.ended = True
+
+    def stats(self) -> KVStats:
+        """Hits are counted when a request first runs, not when it comes back from a preemption."""
+        inner = self._paged.stats()
+        return KVStats(
+            queried_tokens=self._queried,
+            hit_tokens=self._hit,
+            evictions=self._cache.evictions,
+            copies=inner.copies,
+            transfers=inner.transfers,
+        )
+
+    def usage(self) -> KVUsage:
+        """O(1). `cached`: blocks kept for reuse that nobody refers to; they are as good as free."""
+        return self._paged.usage()
+
+    def explain(self, request: Request) -> str:
+        """Where and why the cached prefix of this prompt ends."""
+        return explain(request, self._cache, block_size=self.block_size, digest=self._hashing.digest)
+
+    @property
+    def observed(self) -> bool:
+        """The paged allocator keeps the events."""
+        return self._paged.observed
+
+    @observed.setter
+    def observed(self, wanted: bool) -> None:
+        self._paged.observed = wanted
+
+    def _tell_content(self, kind: Literal["cached", "evicted"], block: int, key: str) -> None:
+        self._paged.tell_content(kind, block, key)
+
+    def drain_transfers(self) -> list[Transfer]:
+        """As paged."""
+        return self._paged.drain_transfers()
+
+    def requeue(self, transfers: tuple[Transfer, ...]) -> None:
+        """As paged."""
+        self._paged.requeue(transfers)
+
+    def drain_events(self) -> list[BlockEvent]:
+        """As paged, with what can be found and what was forgotten."""
+        return self._paged.drain_events()
+
+    def check(self) -> None:
+        """The paged books, the tree of entries, and that each block in use is found only by what it holds."""
+        self._paged.check()
+        live = set[int]()
+        for sequence, chain in self._chains.items():
+            blocks = self._paged.blocks(sequence)
+            live.update(blocks)
+            for index, block in enumerate(blocks[: sequence.num_computed // self.block_size]):
+                entry = self._cache.entry_of(block)
+                if entry is not None and (index >= len(chain.keys) or entry.key != chain.keys[index]):
+                    raise PluginContractError(f"prefix: block {block} of {sequence.id!r} is found by what it does not hold")
+        self._cache.check(live)
+
+
+def _same(entry: Entry, parent: Entry | None, tokens: bytes, request: Request) -> bool:
+    """The entry is this block of tokens after that parent, and not one that merely hashes alike."""
+    return entry.parent is parent and entry.tokens == tokens and entry.extras == request.cache_key
