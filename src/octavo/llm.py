@@ -300,7 +300,7 @@ def _about(priority: int = 0, user: str = "", kwargs: Mapping[str, str] | None =
     return about
 
 
-def _params_for_each(params: object, count: int, *, default: SamplingParams) -> list[SamplingParams]:
+def _params_for_each(params: Any, count: int, *, default: SamplingParams) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or default] * count
     each = list(params) if isinstance(params, list | tuple) else [params]

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig, load_config
-from octavo.core.settings.layers import from_command_line
+from octavo.core.settings.layers import from_command_line, merge, nested
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
+
+KINDS = ("scheduler", "allocator", "kernel", "ops")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare them. A short form is put before `--set`, which therefore wins."""
     parser.add_argument("--model", metavar="SOURCE", help="folder, hub id, GGUF file or catalogue name (default: smollm2-135m)")
-    for kind in ("scheduler", "allocator", "kernel", "ops"):
+    for kind in KINDS:
         parser.add_argument(f"--{kind}", metavar="PLUGIN", help=f"the {kind} plugin (installed ones: octavo plugins)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings")
     parser.add_argument(
@@ -32,9 +34,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
     """The checked config of these arguments, over file and environment."""
-    short = {"model.source": args.model, **{f"{kind}.plugin": getattr(args, kind) for kind in ("scheduler", "allocator", "kernel", "ops")}}
-    given = [f"{name}={value}" for name, value in short.items() if value is not None]
-    return load_config(registry, file=args.config, overrides=from_command_line([*given, *args.settings]))
+    short = {("model", "source"): args.model, **{(kind, "plugin"): getattr(args, kind) for kind in KINDS}}
+    given = nested((list(path), value) for path, value in short.items() if value is not None)  # names, also where TOML reads a number
+    return load_config(registry, file=args.config, overrides=merge(given, from_command_line(args.settings)))
 
 
 def say(line: str) -> None:
