@@ -304,10 +304,10 @@ def _params_for_each(params: Any, count: int, *, default: SamplingParams) -> lis
     if params is None or isinstance(params, SamplingParams):
         return [params or default] * count
     each = list(params) if isinstance(params, list | tuple) else [params]
-    strange = next((one for one in each if not isinstance(one, SamplingParams)), None)
-    if strange is not None:
+    strange = [one for one in each if not isinstance(one, SamplingParams)]
+    if strange:
         raise RequestError(
-            f"sampling_params must be SamplingParams, or a list of one for each prompt, not {type(strange).__name__}",
+            f"sampling_params must be SamplingParams, or a list of one for each prompt, not {type(strange[0]).__name__}",
             field="sampling_params",
         )
     if len(each) != count:
