@@ -46,9 +46,9 @@ def say(line: str) -> None:
 
 def open_llm(args: argparse.Namespace) -> LLM:
     """An `LLM` with that config; close it."""
+    registry = Registry.discover()
+    config = config_from(args, registry)
     from octavo.core.assembly import build_engine, load_model  # imports torch: not before the settings are known to be right
     from octavo.llm import LLM
 
-    registry = Registry.discover()
-    config = config_from(args, registry)
     return LLM.from_built(build_engine(registry, config, load_model(registry, config, report=say), report=say))
