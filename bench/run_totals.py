@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.core.outputs import StepReport
 
@@ -16,7 +16,6 @@ class RunTotals:
     idle_rows: int = 0
     preemptions: int = 0
     peak_slots: int = 0  # granted to live sequences, filled or not
-    seconds: dict[str, float] = field(default_factory=dict)
 
     def octavo_step_finished(self, report: StepReport) -> None:
         """Count one step."""
@@ -25,8 +24,6 @@ class RunTotals:
         self.idle_rows += report.idle_rows
         self.preemptions += report.num_preempted
         self.peak_slots = max(self.peak_slots, report.usage.filled + report.usage.held)
-        for part, seconds in report.seconds.items():
-            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     @property
     def mean_batch(self) -> float:

@@ -61,13 +61,13 @@ def load_model(
     Raises ModelSourceError, ConfigError and its children; nothing large is loaded before the stack is known to run.
     """
     source = source or resolve_source(config.source, report=report)
-    report(f"model {source.name}: {source.origin}")
     choice = choose_model(registry, config.model, source.config)
     shape = cast(ModelPlugin, choice.plugin).describe(source.config)
     device = choose_device(config.engine.device)
     dtype, kv_dtype = resolve_dtypes(config.engine, shape.dtype, native_dtypes(device))
     facts = shape.facts(device=str(device), dtype=dtype, kv_dtype=kv_dtype, capability=capability(device))
     stack = resolve(registry, config, model=choice, shape=shape, facts=facts).stack
+    tokenizer = Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None
     ops = cast(OpsPlugin, stack.ops.plugin).build(stack.ops.options, facts)
     model = cast(ModelPlugin, choice.plugin).build(source, choice.options, ops, dtype=getattr(torch, dtype), device=device)
     report(f"weights: {model.weight_bytes() / GIB:.2f} GiB in {dtype} on {describe_device(device)}")
@@ -78,7 +78,7 @@ def load_model(
         facts=facts,
         ops=stack.ops,
         model=model,
-        tokenizer=Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None,
+        tokenizer=tokenizer,
     )
 
 

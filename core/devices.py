@@ -16,13 +16,14 @@ from octavo.core.model import Model
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` is the first GPU, else the CPU. Raises ConfigError if it is not there."""
+    """The device of that name, a CPU or a CUDA one; `auto` is the first GPU, else the CPU. Raises ConfigError if it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"engine.device = {name!r} is no device that torch knows: {str(error).splitlines()[0]}") from None
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"engine.device = {name!r}, but Octavo runs on 'cpu' and 'cuda' ('cuda:1' is the second GPU) only, or choose 'auto'"
+        )
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"engine.device = {name!r}, but torch finds no CUDA device here; use 'cpu' or 'auto'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -34,10 +35,8 @@ def native_dtypes(device: torch.device) -> frozenset[str]:
     """Types that the device computes in with instructions of its own; others run, but slowly."""
     if device.type == "cuda":
         return frozenset({"float32", "float16"} | ({"bfloat16"} if torch.cuda.get_device_capability(device) >= (8, 0) else set()))
-    if device.type == "cpu":
-        found = torch.cpu.get_capabilities()  # avx512_bf16, amx_bf16, and Arm's
-        return frozenset({"float32"} | ({"bfloat16"} if any(on is True and name.endswith("bf16") for name, on in found.items()) else set()))
-    return frozenset({"float32", "float16", "bfloat16"})
+    found = torch.cpu.get_capabilities()  # avx512_bf16, amx_bf16, and Arm's
+    return frozenset({"float32"} | ({"bfloat16"} if any(on is True and name.endswith("bf16") for name, on in found.items()) else set()))
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:

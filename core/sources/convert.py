@@ -21,6 +21,7 @@ from typing import Any
 from octavo.core.errors import ModelSourceError
 from octavo.core.sources.cache import NO_ROOM, Report
 from octavo.core.sources.gguf_header import DIGIT_SPLITS, GPT2_SPLITS, GGUFHeader, read_header
+from octavo.core.sources.quiet import without_progress_bars
 
 CONVERSION = 1  # raised when this file changes what comes out, so that old cached folders are not used
 _NOTES = ("_name_or_path", "_model_name_or_path", "quantization_config", "is_local", "local_files_only")
@@ -38,7 +39,8 @@ def convert_gguf(gguf_file: Path, folder: Path, *, report: Report) -> None:
     work.mkdir()
     alone = work / "model.gguf"
     alone.symlink_to(gguf_file.absolute())
-    with _explained(f"{gguf_file} (GGUF, architecture {header.architecture!r})"):
+    # One bar is left, that of dequantising, which takes nearly all of the time.
+    with _explained(f"{gguf_file} (GGUF, architecture {header.architecture!r})"), without_progress_bars():
         _convert_tokenizer(alone, folder, header=header, report=report)
         _convert_weights(alone, folder, header=header)
     alone.unlink()

@@ -6,7 +6,9 @@ Must not know: plugins by name, tensors.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,16 +44,20 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] | None = None, *, config: str | Path | None = None, **settings: Any) -> None:
         registry = Registry.discover()
-        overrides = from_flat(model=None if model is None else os.fspath(model), **settings)
+        overrides = from_flat(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **settings)
         checked = load_config(registry, file=config, overrides=overrides)
-        self._built: BuiltEngine | None = build_engine(registry, checked, load_model(registry, checked))
+        self._start(build_engine(registry, checked, load_model(registry, checked)))
 
     @classmethod
     def from_built(cls, built: BuiltEngine) -> Self:
         """Around an engine that was built elsewhere (several stacks may share one loaded model)."""
         llm = cls.__new__(cls)
-        llm._built = built
+        llm._start(built)
         return llm
+
+    def _start(self, built: BuiltEngine) -> None:
+        self._built: BuiltEngine | None = built
+        self._inboxes: dict[str, deque[RequestOutput]] = {}  # of the calls under way, by request id
 
     @property
     def built(self) -> BuiltEngine:
@@ -80,9 +86,11 @@ class LLM:
         """Continue one or many prompts with one set of sampling params for all or one for each.
 
         `class` (given as `**{"class": "batch"}`, or in a prompt's mapping) names the class whose limits apply. A prompt that cannot be
-        served is a RequestError that says which; then nothing was run.
+        served is a RequestError that says which; then nothing was run. Without params: temperature 1 and 16 tokens.
         """
-        return self._answer([self._prompt(p) for p in _as_list(prompts)], sampling_params, use_tqdm, priority, user, _class(kwargs))
+        ready = _each(_as_list(prompts), self._prompt, "prompt")
+        params = _params_for_each(sampling_params, len(ready), default=SamplingParams())
+        return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="prompt")
 
     def chat(
         self,
@@ -99,79 +107,43 @@ class LLM:
 
         `max_tokens` absent from given params is 16, as everywhere; without params an answer may take the rest of the context.
         """
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = [self._conversation(c, tools) for c in conversations]  # type: ignore[arg-type]
-        params = SamplingParams(max_tokens=None) if sampling_params is None else sampling_params
-        return self._answer(prompts, params, use_tqdm, priority, user, _class(kwargs))
+        ready = _each(_conversations(messages), lambda conversation: self._conversation(conversation, tools), "conversation")
+        params = _params_for_each(sampling_params, len(ready), default=_CHAT)
+        return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="conversation")
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """One answer in pieces, as it is made: text or a conversation in, RequestOutputs with what is new out.
 
-        Leaving the loop early aborts the request.
+        What `generate` or `chat` would return, in pieces; it starts when the first one is asked for. Leaving the loop aborts the request.
+        Other calls may come in between: they take turns with it in the engine's steps.
         """
         is_text = isinstance(prompt, str | Mapping)
-        ready = self._prompt(prompt) if is_text else self._conversation(prompt, None)  # type: ignore[arg-type]
-        params = sampling_params or SamplingParams(max_tokens=None)
-        engine = self.engine
-        request = engine.add_request(ready.token_ids, params, prompt_text=ready.text, stream=True)
-        try:
-            yield from self._run({request.id})
-        finally:
-            engine.abort(request.id)
+        ready = self._prompt(prompt) if is_text else self._conversation(prompt, None)
+        (params,) = _params_for_each(sampling_params, 1, default=SamplingParams() if is_text else _CHAT)
+        with _Call(self) as call:
+            call.add({**_about(), **ready.about}, ready, params, stream=True)
+            yield from call
 
     # --------------------------------------------------------------------- inside
 
     def _answer(
-        self,
-        prompts: list[_Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        priority: int,
-        user: str,
-        class_name: str,
+        self, prompts: list[_Prompt], params: list[SamplingParams], *, use_tqdm: bool, about: Mapping[str, Any], noun: str
     ) -> list[RequestOutput]:
-        params = _params_for_each(sampling_params, len(prompts))
-        engine, ids = self.engine, dict[str, int]()
-        answers: list[RequestOutput | None] = [None] * len(prompts)
-        try:
+        indices: dict[str, int] = {}
+        answers: dict[int, RequestOutput] = {}
+        with _Call(self) as call:
             for index in sorted(range(len(prompts)), key=lambda i: -len(prompts[i].token_ids)):  # long ones first: shorter tail
-                ready = prompts[index]
-                try:
-                    request = engine.add_request(
-                        ready.token_ids,
-                        params[index],
-                        prompt_text=ready.text,
-                        priority=ready.own.get("priority", priority),
-                        class_name=ready.own.get("class", class_name),
-                        user=ready.own.get("user", user),
-                    )
-                except RequestError as error:
-                    raise RequestError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error), field=error.field) from None
-                ids[request.id] = index
-            with tqdm(total=len(prompts), unit="prompt", desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+                with _naming(noun, index, len(prompts)):
+                    indices[call.add({**about, **prompts[index].about}, prompts[index], params[index])] = index
+            with tqdm(total=len(prompts), unit=noun, desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
                 made = 0
-                for output in self._run(set(ids)):
-                    answers[ids[output.request_id]] = output
+                for output in call:
+                    answers[indices[output.request_id]] = output
                     made += sum(len(o.token_ids) for o in output.outputs)
                     bar.update()
                     if elapsed := bar.format_dict["elapsed"]:
                         bar.set_postfix_str(f"{made / elapsed:.1f} output tok/s")
-        finally:
-            for request_id in ids:  # an error, or Ctrl-C: nothing stays behind
-                engine.abort(request_id)
-        return [answer for answer in answers if answer is not None]
-
-    def _run(self, pending: set[str]) -> Iterator[RequestOutput]:
-        """Step until all these have ended, handing out what concerns them."""
-        engine = self.engine
-        while pending:
-            for output in engine.step():
-                if output.request_id in pending:
-                    if output.finished:
-                        pending.discard(output.request_id)
-                    yield output
-            if engine.wait_until is not None:
-                engine.clock.sleep_until(engine.wait_until)
+        return [answers[index] for index in range(len(prompts))]
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -185,27 +157,27 @@ class LLM:
             return _Prompt(self._tokenizer.encode(prompt), prompt, {})
         if not isinstance(prompt, Mapping):
             raise RequestError(
-                f"a prompt is text or a mapping like {{'prompt_token_ids': [1, 2]}}, not {type(prompt).__name__}", field="prompt"
+                f"a prompt is text, or a mapping like {{'prompt_token_ids': [1, 2]}} for token ids, not {type(prompt).__name__}",
+                field="prompt",
             )
-        unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", "priority", "class", "user"})
+        unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", *_ABOUT})
         if unknown:
-            raise RequestError(
-                f"unknown key {unknown[0]!r} in a prompt; known: prompt, prompt_token_ids, priority, class, user", field=unknown[0]
-            )
+            hint = "; messages go to chat()" if "role" in prompt else ""
+            known = ", ".join(("prompt", "prompt_token_ids", *_ABOUT))
+            raise RequestError(f"unknown key {unknown[0]!r} in a prompt; known: {known}{hint}", field=str(unknown[0]))
         if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
             raise RequestError("a prompt's mapping needs exactly one of 'prompt' and 'prompt_token_ids'", field="prompt")
-        own = {key: prompt[key] for key in ("priority", "class", "user") if key in prompt}
+        about = {key: prompt[key] for key in _ABOUT if key in prompt}
         if "prompt" in prompt:
-            return _Prompt(self._tokenizer.encode(prompt["prompt"]), prompt["prompt"], own)
+            return _Prompt(self._tokenizer.encode(prompt["prompt"]), prompt["prompt"], about)
         ids = prompt["prompt_token_ids"]
-        if not isinstance(ids, Sequence) or isinstance(ids, str) or not all(type(token) is int for token in ids):
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not all(type(token) is int for token in ids):
             raise RequestError("prompt_token_ids must be a list of whole numbers", field="prompt_token_ids")
-        return _Prompt(list(ids), None, own)
+        return _Prompt(list(ids), None, about)
 
-    def _conversation(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None) -> _Prompt:
-        tokenizer = self._tokenizer
-        ids = tokenizer.encode_chat(messages, tools=tools)
-        return _Prompt(ids, tokenizer.render_chat(messages, tools=tools), {})
+    def _conversation(self, messages: Any, tools: Sequence[Mapping[str, Any]] | None) -> _Prompt:
+        text = self._tokenizer.render_chat(messages, tools=tools)
+        return _Prompt(self._tokenizer.encode(text, add_special_tokens=False), text, {})  # the template wrote BOS itself
 
     # ------------------------------------------------------------------------ end
 
@@ -222,30 +194,122 @@ class LLM:
         self.close()
 
 
+_ABOUT = ("priority", "class", "user")
+"""What a request says of itself besides its prompt."""
+_CHAT = SamplingParams(max_tokens=None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt made ready: ids, its text if it had one, and what it says of itself."""
+    """A prompt made ready: ids, its text if it had one, and those of _ABOUT that it sets itself."""
 
     token_ids: list[int]
     text: str | None
-    own: Mapping[str, Any]
+    about: Mapping[str, Any]
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+class _Call:
+    """The requests of one call, and what comes out for them. However the block is left, no request of it stays in the engine.
+
+    Several calls can be under way (streams are read piece by piece): a step made for one puts the others' outputs into their inboxes.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._engine = llm.engine
+        self._ids: list[str] = []
+        self._inbox: deque[RequestOutput] = deque()
+
+    def add(self, about: Mapping[str, Any], ready: _Prompt, params: SamplingParams, *, stream: bool = False) -> str:
+        """Send a request; returns its id. Raises RequestError."""
+        request = self._engine.add_request(
+            ready.token_ids,
+            params,
+            prompt_text=ready.text,
+            priority=about["priority"],
+            class_name=about["class"],
+            user=about["user"],
+            stream=stream,
+        )
+        self._ids.append(request.id)
+        self._llm._inboxes[request.id] = self._inbox
+        return request.id
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        """Step until all requests have ended, handing out what concerns them."""
+        unfinished = len(self._ids)
+        while unfinished:
+            while not self._inbox:
+                self._step()
+            output = self._inbox.popleft()
+            unfinished -= output.finished
+            yield output
+
+    def _step(self) -> None:
+        engine, inboxes = self._llm.engine, self._llm._inboxes  # asked anew: the LLM may have been closed meanwhile
+        for output in engine.step():
+            inbox = inboxes.get(output.request_id)
+            if inbox is not None:  # None: aborted
+                inbox.append(output)
+        if engine.wait_until is not None:
+            engine.clock.sleep_until(engine.wait_until)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for request_id in self._ids:
+            self._llm._inboxes.pop(request_id, None)
+            self._engine.abort(request_id)
 
 
-def _class(kwargs: Mapping[str, str]) -> str:
-    unknown = sorted(set(kwargs) - {"class"})
-    if unknown:
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
-    return kwargs.get("class", "default")
+def _as_list(prompts: object) -> list[Any]:
+    return list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | Mapping) else [prompts]
 
 
-def _params_for_each(params: SamplingParams | Iterable[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _conversations(messages: Any) -> list[Any]:
+    """Many where the first entry is no message but a list of its own."""
+    many = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0 and not isinstance(messages[0], Mapping)
+    return list(messages) if many else [messages]
+
+
+def _each(items: list[Any], make: Callable[[Any], _Prompt], noun: str) -> list[_Prompt]:
+    ready = []
+    for index, item in enumerate(items):
+        with _naming(noun, index, len(items)):
+            ready.append(make(item))
+    return ready
+
+
+@contextmanager
+def _naming(noun: str, index: int, count: int) -> Iterator[None]:
+    """Say which of several prompts is to blame."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise RequestError(f"{noun} {index}: {error}", field=error.field) from error
+
+
+def _about(priority: int = 0, user: str = "", kwargs: Mapping[str, str] | None = None) -> dict[str, Any]:
+    given = dict(kwargs or {})
+    about = {"priority": priority, "class": given.pop("class", "default"), "user": user}
+    for name in given:
+        raise TypeError(f"unexpected keyword argument {name!r}")
+    return about
+
+
+def _params_for_each(params: Any, count: int, *, default: SamplingParams) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    each = list(params)
+        return [params or default] * count
+    each = list(params) if isinstance(params, list | tuple) else [params]
+    strange = [one for one in each if not isinstance(one, SamplingParams)]
+    if strange:
+        raise RequestError(
+            f"sampling_params must be SamplingParams, or a list of one for each prompt, not {type(strange[0]).__name__}",
+            field="sampling_params",
+        )
     if len(each) != count:
         raise RequestError(f"{count} prompts but {len(each)} sampling params: give one for all, or one for each", field="sampling_params")
     return each

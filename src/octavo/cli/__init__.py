@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
+from octavo._version import __version__
 from octavo.core.errors import ConfigError, OctavoError, RequestError
 
 COMMANDS = {
@@ -26,6 +28,7 @@ COMMANDS = {
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of `command` alone: the other commands' modules aren't imported."""
     parser = argparse.ArgumentParser(prog="octavo", description="An LLM inference engine made of plugins.")
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         if name == command:
@@ -36,10 +39,17 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit status: 2 for wrong settings, 1 for any other error of ours, which is printed without a traceback."""
+    """Run a command and return its exit status.
+
+    2: the settings or the request cannot be used, 1: any other error of ours; both are printed without a traceback. 130: Ctrl-C.
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
     command = next((word for word in argv if not word.startswith("-")), None)
-    args = build_parser(command).parse_args(argv)
+    parser = build_parser(command)
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
+    args = parser.parse_args(argv)
     try:
         status = importlib.import_module(f"octavo.cli.{args.command}").run(args)
         sys.stdout.flush()
@@ -50,5 +60,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `octavo plugins | head`: nobody reads on
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain when it flushes at its end
         return 141

@@ -48,6 +48,8 @@ def _ask() -> str:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return ""
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input cannot be read: {error}", field="messages") from None
 
 
 def _turn(llm: LLM, messages: list[dict[str, str]], text: str, params: SamplingParams, *, as_json: bool) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from octavo.bench.stack_table import Row, compare_stacks, reference_tokens
 from octavo.cli import COMMANDS
 from octavo.cli.settings import add_config_arguments, config_from, say
-from octavo.core.assembly import build_engine, load_model
-from octavo.core.compat import reports
 from octavo.core.errors import RequestError
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.llm import LLM
+from octavo.core.settings.config import EngineConfig
+
+if TYPE_CHECKING:
+    from octavo.bench.stack_table import Row
+    from octavo.core.assembly import LoadedModel
 
 QUESTION = "What is the capital of France?"
 # Of different lengths, and so are their continuations: a static batch has to wait for its longest member.
@@ -33,6 +35,12 @@ MAX_MODEL_LEN = 512
 POOL_SLOTS = 1024  # the same for every stack: two whole contexts, or a block for everybody
 
 
+GO_ON = """Go on with:
+  octavo chat                                       a conversation
+  octavo generate "Once upon a time" --max-tokens 40
+  octavo stacks --explain                           which stacks run, and why the others don't"""
+
+
 def add_parser(subparsers: Any) -> None:
     """Declare the command's arguments."""
     parser = subparsers.add_parser("demo", help=COMMANDS["demo"], description=COMMANDS["demo"])
@@ -40,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer and the table. Returns 1 if a stack that runs gave other tokens than transformers."""
+    """Print the answer and the table. Returns 1 if a stack broke or gave other tokens than transformers, or none runs."""
     registry = Registry.discover()
     args.settings = [
         f"engine.max_model_len={MAX_MODEL_LEN}",
@@ -50,48 +58,66 @@ def run(args: argparse.Namespace) -> int:
         *args.settings,
     ]
     config = config_from(args, registry)
+    from octavo.core.assembly import load_model  # imports torch: not before the settings are known to be right
+
     loaded = load_model(registry, config, report=say)
-    print(f"\n> {QUESTION}")
+    _answer(registry, config, loaded)
+    rows = _compare(registry, config, loaded)
+    facts, engine = loaded.facts, config.engine
+    pool = f"{engine.num_kv_slots} slots" if engine.num_kv_slots else f"{engine.kv_cache_memory} bytes"
+    print(
+        f"\n{len(PROMPTS)} prompts, {sum(PROMPTS.values())} tokens out, in {facts.dtype} on {facts.device}; every stack has a KV pool of "
+        f"{pool} and max_model_len {engine.max_model_len}.\nOne run each, no benchmark. "
+        "`same`: prompts whose tokens equal those of transformers' generate, in fp32.\n"
+    )
+    print(table(rows))
+    runs = [row for row in rows if row.totals is not None]
+    right = [row for row in runs if row.same == row.of]
+    print(f"\n{len(runs)} of {len(rows)} stacks run; {len(right)} of them give the same tokens.\n\n{GO_ON}")
+    return 0 if runs and len(right) == len(runs) and not any(row.failed for row in rows) else 1
+
+
+def _answer(registry: Registry, config: EngineConfig, loaded: LoadedModel) -> None:
+    """Ask the question and print the answer as it comes."""
+    from octavo.core.assembly import build_engine
+    from octavo.llm import LLM
+
     with LLM.from_built(build_engine(registry, config, loaded, report=say)) as llm:
+        print(f"\n> {QUESTION}", flush=True)
         for piece in llm.stream([{"role": "user", "content": QUESTION}], SamplingParams(temperature=0, max_tokens=48)):
             print(piece.outputs[0].text, end="", flush=True)
-    print("\n")
+    print("\n", flush=True)
+
+
+def _compare(registry: Registry, config: EngineConfig, loaded: LoadedModel) -> list[Row]:
+    """Run the prompts on transformers, then on every stack."""
+    from octavo.bench.stack_table import compare_stacks, installed_stacks, reference_tokens
 
     if loaded.tokenizer is None:
         raise RequestError(f"{loaded.source.path} has no tokenizer.json, which the demo's prompts need", field="prompt")
     prompts, lengths = [loaded.tokenizer.encode(text) for text in PROMPTS], list(PROMPTS.values())
+    say("transformers loads the model too, to compare with")
     reference = reference_tokens(loaded, prompts, lengths)
-    expected = list(tqdm(reference, total=len(prompts), desc="transformers generate, for comparison", unit="prompt"))
-    total = len(list(reports(registry, loaded.source.config, device="cpu", dtype="float32", kv_dtype="float32")))
-    rows: list[Row] = []
+    expected = list(tqdm(reference, total=len(prompts), desc="transformers' generate", unit="prompt"))
     comparison = compare_stacks(registry, config, loaded, prompts=prompts, lengths=lengths, expected=expected)
-    for row in tqdm(comparison, total=total, desc="stacks", unit="stack"):
-        rows.append(row)
-    print(
-        f"\n{len(PROMPTS)} prompts, {sum(lengths)} tokens out, in fp32; every stack has a KV pool of {POOL_SLOTS} slots and "
-        f"max_model_len {MAX_MODEL_LEN}.\nOne run each, no benchmark. `same`: prompts whose tokens equal transformers' generate.\n"
-    )
-    print(table(rows))
-    runs = [row for row in rows if not row.problem]
-    different = [row for row in runs if row.same != row.of]
-    print(f"\n{len(runs)} of {len(rows)} stacks run; {len(runs) - len(different)} of them give the same tokens.")
-    return 1 if different or not runs else 0
+    return list(tqdm(comparison, total=len(installed_stacks(registry, loaded)), desc="stacks", unit="stack"))
 
 
-def table(rows: list[Row]) -> str:
-    """The rows as aligned text."""
-    head = ("stack", "tok/s", "steps", "mean batch", "peak slots", "preempted", "same")
-    cells = [head]
+def table(rows: Sequence[Row]) -> str:
+    """The rows as aligned text, then a line for each stack without figures: why, and what would mend it."""
+    head = ("stack", "tok/s", "steps", "mean batch", "idle rows", "peak slots", "preempted", "same")
+    cells, without = [head], []
     for row in rows:
         if row.totals is not None:
             t = row.totals
-            figures = (f"{row.tokens_per_second:.1f}", str(t.steps), f"{t.mean_batch:.2f}", str(t.peak_slots), str(t.preemptions))
-            cells.append((str(row.stack.stack), *figures, f"{row.same}/{row.of}"))
+            same = f"{row.same}/{row.of}" + (f" ({row.ties} tied)" if row.ties else "")
+            counts = (str(t.steps), f"{t.mean_batch:.2f}", str(t.idle_rows), str(t.peak_slots), str(t.preemptions))
+            cells.append((str(row.stack.stack), f"{row.tokens_per_second:.1f}", *counts, same))
+        else:
+            fixes = ", or ".join(f'{change.kind} = "{change.name}"' for change in row.stack.changes)
+            mend = f"; would run with {fixes}" if fixes else ""
+            without.append(f"{row.stack.stack}: {'FAILED' if row.failed else 'does not run'}: {row.problem}{mend}")
     widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
     lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    for row in rows:
-        if row.totals is None:
-            fixes = ", or ".join(f'{change.kind} = "{change.name}"' for change in row.stack.changes)
-            lines.append(f"{row.stack.stack}: does not run: {row.problem}{f'; would run with {fixes}' if fixes else ''}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([""] if without else []), *without])

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.cli import COMMANDS
 from octavo.cli.sampling import add_sampling_arguments, sampling_params_from
-from octavo.cli.settings import add_config_arguments, open_llm
+from octavo.cli.settings import add_config_arguments, open_llm, say
 from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
 
@@ -18,7 +18,9 @@ from octavo.core.outputs import RequestOutput
 def add_parser(subparsers: Any) -> None:
     """Declare the command's arguments."""
     parser = subparsers.add_parser("generate", help=COMMANDS["generate"], description=COMMANDS["generate"])
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to continue; none: standard input is one prompt")
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help="text to continue; none: standard input is one prompt, less one newline at its end"
+    )
     parser.add_argument("--file", metavar="FILE", help="one prompt a line")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
     add_sampling_arguments(parser, max_tokens=64)
@@ -52,11 +54,20 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompts)
     if args.file is not None:
         try:
-            prompts += [line for line in Path(args.file).read_text(encoding="utf-8").splitlines() if line]
+            prompts += [line for line in Path(args.file).read_text(encoding="utf-8").split("\n") if line]
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"--file {args.file} cannot be read: {error}", field="prompt") from None
-    if not prompts:
-        prompts = [sys.stdin.read()]
-    if not all(prompts):
+    elif not prompts:
+        prompts = [_standard_input()]
+    if not prompts or not all(prompts):
         raise RequestError("the prompt is empty: give text as an argument, with --file, or on standard input", field="prompt")
     return prompts
+
+
+def _standard_input() -> str:
+    if sys.stdin.isatty():
+        say("The prompt, and Ctrl-D at its end:")
+    try:
+        return sys.stdin.read().removesuffix("\n")  # `echo` adds one
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input cannot be read: {error}", field="prompt") from None

@@ -21,11 +21,14 @@ _FLAGS: dict[str, Any] = {
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
     """Declare the flags; `max_tokens` is what counts where the flag is absent (None: the rest of the context)."""
     group = parser.add_argument_group("sampling")
+    defaults = {"max_tokens": max_tokens, "temperature": 0.0}
     for name, kind in _FLAGS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=FIELDS[name].description)
+        default = f" (default: {defaults[name]:g})" if defaults.get(name) is not None else ""
+        text = f"{FIELDS[name].description}{default}".replace("%", "%%")
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=text)
     group.add_argument("--stop", action="append", metavar="TEXT", help=FIELDS["stop"].description)
     group.add_argument("--ignore-eos", action="store_true", help=FIELDS["ignore_eos"].description)
-    parser.set_defaults(max_tokens=max_tokens, temperature=0.0)
+    parser.set_defaults(**defaults)
 
 
 def sampling_params_from(args: argparse.Namespace) -> SamplingParams:

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig, load_config
-from octavo.core.settings.layers import from_command_line
+from octavo.core.settings.layers import from_command_line, merge, nested
 from octavo.core.settings.presets import PRESETS
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
 
+KINDS = ("scheduler", "allocator", "kernel", "ops")
+
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare them. A short form is put before `--set`, which therefore wins."""
     parser.add_argument("--model", metavar="SOURCE", help="folder, hub id, GGUF file or catalogue name (default: smollm2-135m)")
-    for kind in ("scheduler", "allocator", "kernel", "ops"):
+    for kind in KINDS:
         parser.add_argument(f"--{kind}", metavar="PLUGIN", help=f"the {kind} plugin (installed ones: octavo plugins)")
     parser.add_argument("--preset", metavar="NAME", help=f"a named config under all other settings: {', '.join(PRESETS)} (octavo presets)")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings")
@@ -34,10 +36,10 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
     """The checked config of these arguments, over file and environment."""
-    plugins = {f"{kind}.plugin": getattr(args, kind) for kind in ("scheduler", "allocator", "kernel", "ops")}
-    short = {"preset": args.preset, "model.source": args.model, **plugins}
-    given = [f"{name}={value}" for name, value in short.items() if value is not None]
-    return load_config(registry, file=args.config, overrides=from_command_line([*given, *args.settings]))
+    plugins = {(kind, "plugin"): getattr(args, kind) for kind in KINDS}
+    short = {("preset",): args.preset, ("model", "source"): args.model, **plugins}
+    given = nested((list(path), value) for path, value in short.items() if value is not None)  # names, also where TOML reads a number
+    return load_config(registry, file=args.config, overrides=merge(given, from_command_line(args.settings)))
 
 
 def say(line: str) -> None:
@@ -47,9 +49,9 @@ def say(line: str) -> None:
 
 def open_llm(args: argparse.Namespace) -> LLM:
     """An `LLM` with that config; close it."""
+    registry = Registry.discover()
+    config = config_from(args, registry)
     from octavo.core.assembly import build_engine, load_model  # imports torch: not before the settings are known to be right
     from octavo.llm import LLM
 
-    registry = Registry.discover()
-    config = config_from(args, registry)
     return LLM.from_built(build_engine(registry, config, load_model(registry, config, report=say), report=say))

@@ -1,0 +1,146 @@
+"""`octavo generate`: where prompts come from, and what is printed where."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.cli import main
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.text.tokenizer import Tokenizer
+from octavo.llm import LLM
+
+
+@pytest.fixture(scope="module")
+def texts(chat_model: Path) -> dict[str, str]:
+    """What the model makes of some prompts, greedily, 8 tokens each."""
+    prompts = ["Hello", "안녕", "two\nlines", "a\u2028b"]
+    with LLM(chat_model, device="cpu", dtype="float32", max_model_len=128, num_kv_slots=256) as llm:
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    return {prompt: output.outputs[0].text for prompt, output in zip(prompts, outputs, strict=True)}
+
+
+@pytest.fixture
+def words(engine_words: list[str]) -> list[str]:
+    return [*engine_words, "--max-tokens", "8"]
+
+
+def test_prompts_as_arguments(words: list[str], texts: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its continuation on standard output; what the engine says of itself goes to standard error."""
+    assert main(["generate", "Hello", "안녕", *words]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"Hello{texts['Hello']}\n안녕{texts['안녕']}\n"
+    lines = printed.err.splitlines()
+    assert lines[0].startswith("model ") and lines[-1] == "Maximum concurrency for 128 tokens per request: 2.00x"
+    assert sum(line.startswith("model ") for line in lines) == 1
+
+
+def test_prompts_from_a_file(words: list[str], texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One a line, empty lines left out; only a line feed ends a line. Arguments come first."""
+    (tmp_path / "prompts.txt").write_text("안녕\r\n\na\u2028b\n", encoding="utf-8", newline="")
+    assert main(["generate", "Hello", "--file", str(tmp_path / "prompts.txt"), *words]) == 0
+    expected = [f"{prompt}{texts[prompt]}\n" for prompt in ("Hello", "안녕", "a\u2028b")]
+    assert capsys.readouterr().out == "".join(expected)
+
+
+@pytest.mark.parametrize("piped", ["two\nlines", "two\nlines\n"])
+def test_the_prompt_from_standard_input(
+    words: list[str], texts: dict[str, str], piped: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is one prompt, less the newline that `echo` adds."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    assert main(["generate", *words]) == 0
+    assert capsys.readouterr().out == f"two\nlines{texts[chr(10).join(('two', 'lines'))]}\n"
+
+
+def test_json_lines(words: list[str], texts: dict[str, str], chat_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object a line, with ids, text and reasons; nothing else on standard output."""
+    assert main(["generate", "Hello", "two\nlines", "--json", *words, "--stop", "~"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    tokenizer = Tokenizer.from_folder(chat_model)
+    assert [answer["prompt"] for answer in answers] == ["Hello", "two\nlines"]
+    for answer in answers:
+        (output,) = answer["outputs"]
+        assert answer["prompt_token_ids"] == tokenizer.encode(answer["prompt"])
+        assert output["text"] == tokenizer.decode(output["token_ids"]) == texts[answer["prompt"]]
+        assert (output["index"], output["finish_reason"], output["stop_reason"], len(output["token_ids"])) == (0, "length", None, 8)
+        assert (answer["num_cached_tokens"], answer["num_preemptions"]) == (0, 0)
+
+
+def test_sampling_flags_arrive(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Hot with a seed twice the same, with another seed different; `--stop` ends the text, `--max-tokens` the last one counts."""
+
+    def made(*flags: str) -> str:
+        assert main(["generate", "Hello", *words, *flags]) == 0
+        return capsys.readouterr().out
+
+    hot = ["--temperature", "4", "--top-p", "0.99", "--top-k", "300", "--min-p", "0.0001"]
+    assert made(*hot, "--seed", "1") == made(*hot, "--seed", "1") != made(*hot, "--seed", "2")
+    whole = made()
+    stop = whole[len("Hello") + 4 : len("Hello") + 6]
+    assert made("--stop", stop) == whole[: whole.index(stop, len("Hello"))] + "\n"
+    assert whole.startswith(made("--max-tokens", "2")[:-1].rstrip("\ufffd"))
+
+
+def test_short_forms_and_sets(engine_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--scheduler static` is `--set scheduler.plugin=static`, and `--set` wins."""
+    assert main(["generate", "Hello", *engine_words, "--scheduler", "static", "--kernel", "naive", "--max-tokens", "1"]) == 0
+    assert "stack: static + paged + naive + torch + llama" in capsys.readouterr().err
+    assert main(["generate", "Hello", *engine_words, "--scheduler", "static", "--set", "scheduler=continuous", "--max-tokens", "1"]) == 0
+    assert "stack: continuous + paged + " in capsys.readouterr().err
+
+
+def test_a_models_name_is_a_name(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where TOML would read a number."""
+    (tmp_path / "2024").symlink_to(chat_model)
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", "Hello", "--model", "2024", "--set", "engine.max_model_len=64", "--max-tokens", "1"]) == 0
+    assert "model 2024: local folder 2024" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-tokens", "0"], "max_tokens = 0: must be a whole number, 1 or above, or None"),
+        (["--temperature", "-1"], "temperature = -1.0: must be a number, 0 or above"),
+        (["--temperature", "nan"], "temperature = nan: must be a number, 0 or above"),
+        (["--max-tokens", "500"], "5 prompt tokens + max_tokens 500 = 505 exceed max_model_len 128: ask for at most 123"),
+        (["--set", "engine.num_kv_slots=16"], "the KV pool (num_kv_slots) has 16 slots of 512 bytes and cannot hold one request"),
+        (["--set", "scheduler"], "--set scheduler: write --set SECTION.NAME=VALUE"),
+        (["--file", "nowhere.txt"], "--file nowhere.txt cannot be read: [Errno 2]"),
+        (["--set", "engine.device=nonsense"], "engine.device = 'nonsense', but Octavo runs on 'cpu' and 'cuda'"),
+    ],
+)
+def test_errors_are_status_2(engine_words: list[str], flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One message on standard error, no traceback, nothing on standard output (fault 27)."""
+    assert main(["generate", "Hello", *engine_words, *flags]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].startswith("octavo: ") or "octavo: " in printed.err
+    assert message in printed.err
+
+
+def test_input_that_is_no_text(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that aren't UTF-8, an empty file, and empty input."""
+    assert main(["generate", "Hello", "", *words]) == 2
+    assert "octavo: the prompt is empty: give text as an argument, with --file, or on standard input" in capsys.readouterr().err
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    assert main(["generate", "--file", str(tmp_path / "bytes"), *words]) == 2
+    assert "cannot be read: 'utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
+    (tmp_path / "empty").write_text("\n")
+    assert main(["generate", "--file", str(tmp_path / "empty"), *words]) == 2
+    assert "octavo: the prompt is empty" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert main(["generate", *words]) == 2
+    assert "octavo: standard input cannot be read: 'utf-8' codec" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert main(["generate", *words]) == 2
+    assert "octavo: the prompt is empty" in capsys.readouterr().err
