@@ -124,8 +124,8 @@ LayerCache = tuple[torch.Tensor, ...]
 class Kernel(ABC):
     """Writes K and V into the cache and attends over it. Write first, then always attend over the cache.
 
-    `gathered_bytes` counts what the kernel copied from the cache into a contiguous buffer since it was built; such buffers are
-    bounded (by `gather_limit` of the kernels that do it, or by one sequence where that is larger). A kernel that reads the cache in place leaves it at 0.
+    `gathered_bytes` counts what the kernel copied from the cache into a contiguous buffer since it was built; such buffers are bounded, by
+    `gather_limit` of the kernels that do it or by one sequence where that is larger. A kernel that reads the cache in place leaves it at 0.
     """
 
     gathered_bytes: int = 0

@@ -36,8 +36,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
     """The checked config of these arguments, over file and environment."""
-    plugins = {(kind, "plugin"): getattr(args, kind) for kind in KINDS}
-    short = {("preset",): args.preset, ("model", "source"): args.model, **plugins}
+    plugins: dict[tuple[str, ...], str | None] = {(kind, "plugin"): getattr(args, kind) for kind in KINDS}
+    short: dict[tuple[str, ...], str | None] = {("preset",): args.preset, ("model", "source"): args.model, **plugins}
     given = nested((list(path), value) for path, value in short.items() if value is not None)  # names, also where TOML reads a number
     return load_config(registry, file=args.config, overrides=merge(given, from_command_line(args.settings)))
 
