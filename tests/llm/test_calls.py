@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from octavo import LLM, SamplingParams
 from octavo.core.assembly import build_engine, load_model
@@ -342,6 +344,23 @@ def test_chat_renders_the_models_template(llm: LLM) -> None:
     both = llm.chat([conversation, tuple(other)], [GREEDY, SamplingParams(temperature=0, max_tokens=2)], use_tqdm=False)
     assert [output.prompt for output in both] == [alone.prompt, "<user>안녕\n<assistant>"]
     assert ids(both)[0] == ids([alone])[0] and len(ids(both)[1]) == 2
+
+
+def test_chat_adds_no_second_bos(tmp_path: Path, new_llm: Callable[..., LLM]) -> None:
+    """A template writes BOS itself; the tokenizer's own goes before plain prompts only."""
+    folder = tmp_path / "bos"
+    shutil.copytree(tiny("llama_gqa"), folder)
+    (folder / "chat_template.jinja").write_text("! {{ messages[0].content }}")
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="! $A", special_tokens=[("!", backend.token_to_id("!"))])
+    backend.save(str(folder / "tokenizer.json"))
+    llm = new_llm(folder)
+    (plain,) = llm.generate("Hi", GREEDY, use_tqdm=False)
+    (chat,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, use_tqdm=False)
+    (piece, *_) = llm.stream([{"role": "user", "content": "Hi"}], GREEDY)
+    bos = backend.token_to_id("!")
+    assert plain.prompt_token_ids.count(bos) == chat.prompt_token_ids.count(bos) == 1
+    assert piece.outputs[0].token_ids == chat.outputs[0].token_ids[:1]
 
 
 def test_chat_without_params_may_use_the_rest_of_the_context(llm: LLM) -> None:
