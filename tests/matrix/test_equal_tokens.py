@@ -42,6 +42,8 @@ def check(name: str, family: str, company: str, pool: str, block_size: int) -> S
             assert tuple(tuple(output.outputs[0].token_ids) for output in outputs) == expected
             usage = llm.engine.kv.usage()
             assert usage.filled == usage.held == 0
+        if STACKS[name].allocator.name == "prefix":
+            assert llm.engine.kv.stats().hit_tokens > 0, "the warm run was none"
     return steps
 
 
