@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.bench.run_totals import RunTotals
-from octavo.core.kv import KVUsage
+from octavo.core.kv import KVStats, KVUsage
 from octavo.core.outputs import StepReport
 
 
@@ -19,6 +19,8 @@ def report(*, rows: int, filled: int = 0, held: int = 0, cached: int = 0, **numb
         "num_sampled": 0,
         "num_failed": 0,
         "transfers": {},
+        "stats": KVStats(),
+        "events": (),
     }
     counts = {"idle_rows": 0, "num_preempted": 0, **numbers}
     return StepReport(**nothing, num_rows=rows, usage=KVUsage(filled, held, 0, cached, 100 - filled - held - cached), **counts)

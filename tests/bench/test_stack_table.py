@@ -38,6 +38,7 @@ def config(plugins: Registry, **sections: Any) -> EngineConfig:
     settings: dict[str, Any] = {
         "model": {"source": str(tiny("llama_gqa"))},
         "scheduler": {"plugin": "continuous", "max_num_seqs": 4},
+        "allocator": {"plugin": "paged"},
         "engine": engine,
     }
     return load_config(plugins, environ={}, overrides={**settings, **sections})

@@ -47,7 +47,7 @@ def test_unwritten_kv_is_nan_under_debug_only(loaded: LoadedModel) -> None:
     """Whoever reads a slot that nobody wrote shows it; without debug the pool is zeros, which take no memory until touched."""
     for debug in (True, False):
         built = build_engine(REGISTRY, config(debug=debug), loaded)
-        tensors = [tensor for layer in built.engine.runner.cache for tensor in layer]
+        tensors = [tensor for layer in built.engine.runner.tensors.device for tensor in layer]
         assert len(tensors) == 4 and {tensor.shape for tensor in tensors} == {(128, 2, 16)}
         for tensor in tensors:
             assert bool(tensor.isnan().all()) == debug and bool((tensor == 0).all()) != debug

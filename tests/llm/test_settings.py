@@ -15,6 +15,7 @@ from octavo import LLM, SamplingParams
 from octavo.cli.settings import add_config_arguments, config_from
 from octavo.core.assembly import build_engine, load_model
 from octavo.core.errors import ConfigError, IncompatibleStackError, InvalidOptionsError, ModelSourceError, UnknownPluginError
+from octavo.core.outputs import StepReport
 from octavo.core.registry import Registry
 from tests.models import tiny
 
@@ -55,15 +56,35 @@ def test_the_articles_call(stand_in: str) -> None:
 
 
 def test_the_articles_call_with_chunked_prefill(stand_in: str) -> None:
-    """Refused until a scheduler of that name is there, and the message names it. With it, this call runs: then turn the test round."""
-    with pytest.raises(UnknownPluginError, match="no scheduler plugin 'chunked' is installed"):
-        LLM(model=stand_in, enable_chunked_prefill=True, max_num_batched_tokens=4096, gpu_memory_utilization=0.90)
+    """It chooses the scheduler that cuts prompts, and a prompt longer than its budget is answered over two steps."""
+    steps = Chunks()
+    with LLM(model=stand_in, enable_chunked_prefill=True, max_num_batched_tokens=4096, gpu_memory_utilization=0.90) as llm:
+        llm.engine.observers.add(steps)
+        (output,) = llm.generate("x" * 5000, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
+        names, options, engine = llm.built.config.stack.names, llm.built.config.scheduler_options, llm.built.config.engine
+    assert (names["scheduler"], options.max_num_batched_tokens, engine.gpu_memory_utilization) == ("chunked", 4096, 0.90)
+    assert steps.tokens == [4096, 904, 1, 1] and len(output.outputs[0].token_ids) == 3
 
 
-def test_prefix_caching_is_refused_by_name(stand_in: str) -> None:
-    """As above: until an allocator of that name is there."""
-    with pytest.raises(UnknownPluginError, match="no allocator plugin 'prefix' is installed"):
-        LLM(model=stand_in, enable_prefix_caching=True)
+class Chunks:
+    """Tokens of each step."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def octavo_step_finished(self, report: StepReport) -> None:
+        self.tokens.append(report.num_tokens)
+
+
+def test_switches_choose_plugins(stand_in: str) -> None:
+    """Each is short for one, and for its counterpart where it is off."""
+    for switches, expected in (
+        ({"enable_prefix_caching": True, "enable_chunked_prefill": False}, ("continuous", "prefix")),
+        ({"enable_prefix_caching": False, "enable_chunked_prefill": True}, ("chunked", "paged")),
+    ):
+        with LLM(model=stand_in, max_model_len=64, num_kv_slots=64, **CPU, **switches) as llm:
+            names = llm.built.config.stack.names
+            assert (names["scheduler"], names["allocator"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,14 +95,18 @@ def test_prefix_caching_is_refused_by_name(stand_in: str) -> None:
         ({"enable_chunked_prefill": True, "scheduler": "static"}, InvalidOptionsError, 'contradicts scheduler = "static"'),
         ({"max_num_seq": 8}, InvalidOptionsError, "max_num_seq: no such setting (did you mean max_num_seqs?)"),
         ({"scheduler": "statik"}, UnknownPluginError, "no scheduler plugin 'statik' is installed (did you mean static?)"),
-        ({"block_size": 0}, InvalidOptionsError, "allocator.paged.block_size: Input should be greater than or equal to 1"),
+        (
+            {"block_size": 0, "allocator": "paged"},
+            InvalidOptionsError,
+            "allocator.paged.block_size: Input should be greater than or equal to 1",
+        ),
         ({"allocator": "contiguous", "block_size": 16}, InvalidOptionsError, "it is an option of allocator 'paged'"),
         ({"model_plugin": "mamba"}, UnknownPluginError, "no model plugin 'mamba' is installed"),
         ({"max_model_len": 10_000}, InvalidOptionsError, "10000 is more than the 8192 positions of the model; set at most 8192"),
         ({"num_kv_slots": 64, "kv_cache_memory": "4MiB"}, InvalidOptionsError, "kv_cache_memory and num_kv_slots both size the KV pool"),
         ({"num_kv_slots": 64}, ConfigError, "(num_kv_slots) has 64 slots of 512 bytes and cannot hold one request of max_model_len 8192"),
         ({"kv_cache_memory": "1MiB"}, ConfigError, "(kv_cache_memory) has 2048 slots of 512 bytes and cannot hold one request"),
-        ({"max_num_batched_tokens": 4096}, InvalidOptionsError, "4096 is less than max_model_len = 8192"),
+        ({"max_num_batched_tokens": 4096, "scheduler": "continuous"}, InvalidOptionsError, "4096 is less than max_model_len = 8192"),
         ({"device": "nonsense"}, ConfigError, "engine.device = 'nonsense', but Octavo runs on 'cpu' and 'cuda'"),
         ({"model": 5}, InvalidOptionsError, "model.source: must name a model, a folder or a file (got 5)"),
     ],
@@ -103,13 +128,13 @@ def test_a_model_that_cannot_be_had_names_the_default(monkeypatch: pytest.Monkey
 
 
 def test_a_model_of_an_unknown_architecture(tmp_path: Path) -> None:
-    """No model plugin takes it, and each says why."""
+    """Whoever was asked says why not."""
     shutil.copytree(tiny("llama_gqa"), tmp_path / "odd")
-    config = (tmp_path / "odd/config.json").read_text().replace("LlamaForCausalLM", "OddForCausalLM")
-    (tmp_path / "odd/config.json").write_text(config)
-    with pytest.raises(IncompatibleStackError, match=r"no built-in model plugin accepts this model \(architecture: OddForCausalLM\)"):
+    config = (tmp_path / "odd/config.json").read_text()
+    (tmp_path / "odd/config.json").write_text(config.replace("LlamaForCausalLM", "OddForCausalLM").replace('"llama"', '"odd"'))
+    with pytest.raises(ModelSourceError, match=r"model plugin 'transformers' cannot run this model: transformers .* model_type 'odd'"):
         LLM(model=tmp_path / "odd", **CPU)
-    with pytest.raises(IncompatibleStackError, match="model 'llama' does not accept this model"):
+    with pytest.raises(IncompatibleStackError, match="model 'llama' does not accept this model: architecture 'OddForCausalLM'"):
         LLM(model=tmp_path / "odd", model_plugin="llama", **CPU)
 
 
@@ -123,7 +148,7 @@ def test_num_kv_slots_is_exact(new_llm: Callable[..., LLM]) -> None:
     assert contiguous.engine.kv.capacity == 130
     llm = new_llm(num_kv_slots=None, kv_cache_memory="4MiB")
     assert (llm.built.pool.slot_bytes, llm.engine.kv.capacity) == (SLOT_BYTES, 4 * 2**20 // SLOT_BYTES)
-    assert llm.engine.runner.cache[0][0].shape[0] == llm.engine.kv.capacity
+    assert llm.engine.runner.tensors.device[0][0].shape[0] == llm.engine.kv.capacity
 
 
 def test_unset_the_pool_holds_what_the_limits_ask_for(new_llm: Callable[..., LLM]) -> None:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 QUESTION = "What is the capital of France?"
 # Of different lengths, and so are their continuations: a static batch has to wait for its longest member.
 PROMPTS = {
-    "The capital of France is": 8,
-    "def fibonacci(n):\n": 40,
-    "Water boils at": 12,
-    "Once upon a time, in a village between two rivers, there lived a miller who": 32,
-    "1, 1, 2, 3, 5, 8,": 16,
-    "A good way to learn a language is to": 24,
-    "대한민국의 수도는": 12,
-    "The three primary colours are": 48,
+    "The capital of France is": 4,
+    "def fibonacci(n):\n": 20,
+    "Water boils at": 6,
+    "Once upon a time, in a village between two rivers, there lived a miller who": 16,
+    "1, 1, 2, 3, 5, 8,": 8,
+    "A good way to learn a language is to": 12,
+    "대한민국의 수도는": 6,
+    "The three primary colours are": 24,
 }
-MAX_MODEL_LEN = 512
-POOL_SLOTS = 1024  # the same for every stack: two whole contexts, or a block for everybody
+MAX_MODEL_LEN = 256
+POOL_SLOTS = 1024  # the same for every stack: four whole contexts, or a few blocks for everybody
 
 
 GO_ON = """Go on with:
