@@ -61,7 +61,7 @@ def load_model(
 
     Raises ModelSourceError, ConfigError and its children; nothing large is loaded before the stack is known to run.
     """
-    source = source or resolve_source(config.source, report=report)
+    source = source or resolve_source(config.source, revision=config.revision, trust_remote_code=config.trust_remote_code, report=report)
     choice = choose_model(registry, config.model, source.config)
     shape = cast(ModelPlugin, choice.plugin).describe(source.config)
     device = choose_device(config.engine.device)

@@ -51,9 +51,10 @@ class PoolSize:
     def check(self, max_model_len: int) -> None:
         """Raise ConfigError with the numbers if it cannot hold one request of `max_model_len`."""
         if self.num_slots < max_model_len:
+            needed = max_model_len * self.slot_bytes / GIB
             raise ConfigError(
                 f"the KV pool ({self.reason}) has {self.num_slots} slots of {self.slot_bytes} bytes and cannot hold one request of "
-                f"max_model_len {max_model_len}: lower max_model_len, or give it more ({max_model_len * self.slot_bytes / GIB:.2f} GiB are needed)"
+                f"max_model_len {max_model_len}: lower max_model_len, or give it more ({needed:.2f} GiB are needed)"
             )
 
     def concurrency(self, max_model_len: int) -> float:
