@@ -61,14 +61,7 @@ def test_what_each_stands_for(registry: Registry, name: str) -> None:
 BUILT_IN = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
 
 
-def mark(name: str) -> Any:
-    missing = STACKS[name][1] not in BUILT_IN.names("allocator")
-    return pytest.param(
-        name, marks=[pytest.mark.xfail(reason=f"allocator {STACKS[name][1]!r} is not there", strict=True)] if missing else []
-    )
-
-
-@pytest.mark.parametrize("name", [mark(name) for name in PRESETS])
+@pytest.mark.parametrize("name", PRESETS)
 def test_the_built_in_plugins_take_what_a_preset_sets(name: str) -> None:
     """Nothing in a preset is misspelt."""
     config = load(BUILT_IN, overrides={"preset": name})
