@@ -1,19 +1,21 @@
 """The same tokens, whatever the stack: each equals transformers' greedy `generate`, in fp32.
 
-Over every stack that runs x family x alone or batched x cold or warm x ample pool or one that preempts x block size. A pairwise covering
-array runs always, the whole product under `make test-all`. Unwritten KV is NaN, and invariants are checked after each step.
+Over every stack that runs x family x alone or batched x cold or warm x ample pool or one that preempts x block size x token budget. A
+pairwise covering array runs always, the whole product under `make test-all`. Unwritten KV is NaN, and invariants are checked after each
+step.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from allpairspy import AllPairs
 
 from octavo.core.assembly import build_engine
+from octavo.core.descriptors import SchedulerPlugin
 from octavo.core.errors import IncompatibleStackError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.settings.config import load_config
@@ -28,7 +30,8 @@ REPORTS = stack_reports(tiny("llama_gqa"))
 STACKS = {str(report.stack): report.stack for report in REPORTS if report.runs}
 MODEL_OF = {name: stack.model.name for name, stack in STACKS.items()}
 OTHERS_OF = {name: name.removesuffix(f" + {MODEL_OF[name]}") for name in STACKS}  # scheduler, allocator, kernel and ops
-AXES: list[list[Any]] = [list(FAMILIES), ["alone", "batched"], list(POOLS), [1, 4, 16]]
+BUDGETS = [None, 8, 13]  # where prompts are cut: the default holds them whole, the others cut them between and within blocks
+AXES: list[list[Any]] = [list(FAMILIES), ["alone", "batched"], list(POOLS), [1, 4, 16], BUDGETS]
 
 
 def pairs(*axes: list[Any]) -> list[tuple[Any, ...]]:
@@ -41,12 +44,19 @@ def pairs(*axes: list[Any]) -> list[tuple[Any, ...]]:
     return cases
 
 
-def check(name: str, family: str, company: str, pool: str, block_size: int) -> Steps:
-    """Cold and then warm, this stack gives transformers' tokens and leaves nothing behind."""
+def chunking(name: str) -> bool:
+    """Whether the stack's scheduler cuts prompts."""
+    return cast(SchedulerPlugin, STACKS[name].scheduler.plugin).chunking
+
+
+def check(name: str, family: str, company: str, pool: str, block_size: int, budget: int | None = None) -> Steps:
+    """Cold and then warm, this stack gives transformers' tokens and leaves nothing behind. `budget` is for schedulers that cut prompts."""
     folder, params = tiny(family), SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     expected = reference_tokens(folder, PROMPTS, NEW_TOKENS)
     steps = Steps()
     options = {"max_model_len": MAX_MODEL_LEN, "num_kv_slots": POOLS[pool], "max_num_seqs": len(PROMPTS), "block_size": block_size}
+    if budget and chunking(name):
+        options["max_num_batched_tokens"] = budget
     with LLM.from_built(build(folder, STACKS[name], **options)) as llm:
         llm.engine.observers.add(steps)
         for _ in ("cold", "warm"):
@@ -57,20 +67,22 @@ def check(name: str, family: str, company: str, pool: str, block_size: int) -> S
             assert usage.filled == usage.held == 0
         if STACKS[name].allocator.name == "prefix":
             assert llm.engine.kv.stats().hit_tokens > 0, "the warm run was none"
+    if budget and chunking(name):
+        assert max(report.num_tokens for report in steps.reports) == budget
     return steps
 
 
-@pytest.mark.parametrize(("name", "family", "company", "pool", "block_size"), pairs(*AXES))
-def test_tokens_equal_transformers(name: str, family: str, company: str, pool: str, block_size: int) -> None:
+@pytest.mark.parametrize(("name", "family", "company", "pool", "block_size", "budget"), pairs(*AXES))
+def test_tokens_equal_transformers(name: str, family: str, company: str, pool: str, block_size: int, budget: int | None) -> None:
     """A pairwise covering array of all axes."""
-    check(name, family, company, pool, block_size)
+    check(name, family, company, pool, block_size, budget)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "family"), list(itertools.product(STACKS, FAMILIES)))
 def test_tokens_equal_transformers_in_full(name: str, family: str) -> None:
     """The whole product."""
-    for rest in itertools.product(*AXES[1:]):
+    for rest in itertools.product(*AXES[1:-1], BUDGETS if chunking(name) else [None]):
         check(name, family, *rest)
 
 
