@@ -35,11 +35,15 @@ class HitsAll(PrefixAllocator):
 class RegistersAtReserve(PrefixAllocator):
     """Fault 1."""
 
-    def reserve(self, sequence: Sequence, start: int, stop: int) -> bool:
-        granted = super().reserve(sequence, start, stop)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.reserve = self.reserve_and_enter  # type: ignore[method-assign]
+
+    def reserve_and_enter(self, sequence: Sequence, start: int, stop: int) -> bool:
+        granted = self._paged.reserve(sequence, start, stop)
         full = min(stop, sequence.num_tokens) // self.block_size
         if granted and full:
-            self._enter(sequence, self._chains[sequence], full)
+            self._enter(sequence, full)
         return granted
 
 
