@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from octavo.core.kv import KVStats
 from octavo.core.outputs import StepReport
 
 
@@ -16,6 +17,9 @@ class RunTotals:
     idle_rows: int = 0
     preemptions: int = 0
     peak_slots: int = 0  # granted to live sequences, filled or not
+    prefill_tokens: int = 0  # of steps that compute prompts, rows that decode beside them included
+    prefill_seconds: float = 0.0  # of these steps' forward passes
+    stats: KVStats = field(default_factory=KVStats)  # of the pool since it was made, as of the last step
 
     def octavo_step_finished(self, report: StepReport) -> None:
         """Count one step."""
@@ -24,8 +28,20 @@ class RunTotals:
         self.idle_rows += report.idle_rows
         self.preemptions += report.num_preempted
         self.peak_slots = max(self.peak_slots, report.usage.filled + report.usage.held)
+        self.stats = report.stats
+        if report.num_tokens > report.num_rows:
+            self.prefill_tokens += report.num_tokens
+            self.prefill_seconds += report.seconds.get("forward", 0.0)
 
     @property
     def mean_batch(self) -> float:
         """Rows of a step, on average."""
         return self.rows / self.steps if self.steps else 0.0
+
+    @property
+    def seconds_saved(self) -> float:
+        """What the prompt tokens found in a prefix cache would have taken at the pace of those that were computed; 0 if none were.
+
+        An estimate from below: attention over a long prefix costs more a token.
+        """
+        return self.stats.hit_tokens * self.prefill_seconds / self.prefill_tokens if self.prefill_tokens else 0.0

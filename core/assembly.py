@@ -17,6 +17,7 @@ from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.descriptors import AllocatorPlugin, Facts, KernelPlugin, ModelPlugin, ModelShape, OpsPlugin, PoolShape, SchedulerPlugin
 from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
 from octavo.core.engine import Engine
+from octavo.core.errors import PluginContractError
 from octavo.core.memory import GIB, PoolSize, size_pool
 from octavo.core.model import Model
 from octavo.core.registry import Registry
@@ -60,7 +61,7 @@ def load_model(
 
     Raises ModelSourceError, ConfigError and its children; nothing large is loaded before the stack is known to run.
     """
-    source = source or resolve_source(config.source, report=report)
+    source = source or resolve_source(config.source, revision=config.revision, trust_remote_code=config.trust_remote_code, report=report)
     choice = choose_model(registry, config.model, source.config)
     shape = cast(ModelPlugin, choice.plugin).describe(source.config)
     device = choose_device(config.engine.device)
@@ -103,7 +104,6 @@ def build_engine(
     kernel = cast(KernelPlugin, stack.kernel.plugin).build(stack.kernel.options, model.layers, facts)
     pool = size_pool(
         slot_bytes=sum(spec.bytes_per_slot for layer in model.layers for spec in kernel.cache_spec(layer)),
-        block_size=getattr(stack.allocator.options, "block_size", 0),
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         device=device_memory(model.device),
@@ -123,7 +123,13 @@ def build_engine(
             max_num_seqs=options.max_num_seqs,
         ),
     )
+    if kv.layout != cast(AllocatorPlugin, stack.allocator.plugin).layout:
+        raise PluginContractError(f"{stack.allocator} was declared with another layout than the {kv.layout!r} that it has")
+    pool = pool.divided(kv.capacity, num_host_slots=kv.host_capacity, block_size=kv.block_size)
+    pool.check(max_model_len)
     scheduler = cast(SchedulerPlugin, stack.scheduler.plugin).build(options, kv, max_model_len)
+    if scheduler.chunking != cast(SchedulerPlugin, stack.scheduler.plugin).chunking:
+        raise PluginContractError(f"{stack.scheduler} was declared with chunking = {not scheduler.chunking}, and has it otherwise")
     runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug)
     engine = Engine(
         scheduler=scheduler,

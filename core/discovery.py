@@ -25,7 +25,7 @@ from octavo.core.suggest import did_you_mean
 GROUP = "octavo"
 BUILT_IN = "octavo"  # the distribution whose plugins `auto` may choose
 RESERVED_NAMES = {"auto"}
-RESERVED_OPTIONS = {"plugin", "source"}
+RESERVED_OPTIONS = {"plugin", "source", "revision", "trust_remote_code"}
 NAME = re.compile(r"[a-z0-9_]+")
 
 

@@ -65,7 +65,7 @@ class BlockTables:
             blocks, dirty = table(sequence)
             row = known.get(sequence)
             if row is None:
-                row, dirty = self._take(sequence), 0
+                row = self._take(sequence)
             if dirty < len(blocks):
                 if len(blocks) > self._array.shape[1]:
                     self._grow(columns=len(blocks))
@@ -217,4 +217,4 @@ def num_draws(chunk: Chunk) -> int:
     request = chunk.sequence.request
     if not chunk.samples or request.beam_width:
         return 0
-    return request.width if request.width > 1 and not request.forked else 1 + len(chunk.drafts)
+    return request.width if request.samples_jointly else 1 + len(chunk.drafts)

@@ -6,7 +6,7 @@ A sequence of n tokens takes n slots. A slot takes what the kernel's cache specs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.core.descriptors import ModelShape
 from octavo.core.errors import ConfigError
@@ -35,14 +35,27 @@ class PoolSize:
     num_slots: int
     num_host_slots: int
     slot_bytes: int
-    block_size: int  # 0: a pool that is not divided into blocks
     on_gpu: bool
     reason: str
+    block_size: int = 0  # 0: a pool that is not divided into blocks
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the pool on the device."""
         return self.num_slots * self.slot_bytes
+
+    def divided(self, num_slots: int, *, num_host_slots: int, block_size: int) -> PoolSize:
+        """What an allocator made of it: whole blocks, perhaps."""
+        return replace(self, num_slots=num_slots, num_host_slots=num_host_slots, block_size=block_size)
+
+    def check(self, max_model_len: int) -> None:
+        """Raise ConfigError with the numbers if it cannot hold one request of `max_model_len`."""
+        if self.num_slots < max_model_len:
+            needed = max_model_len * self.slot_bytes / GIB
+            raise ConfigError(
+                f"the KV pool ({self.reason}) has {self.num_slots} slots of {self.slot_bytes} bytes and cannot hold one request of "
+                f"max_model_len {max_model_len}: lower max_model_len, or give it more ({needed:.2f} GiB are needed)"
+            )
 
     def concurrency(self, max_model_len: int) -> float:
         """How many requests of this length the pool holds at once."""
@@ -67,7 +80,6 @@ class PoolSize:
 def size_pool(
     *,
     slot_bytes: int,
-    block_size: int,
     max_model_len: int,
     max_num_seqs: int,
     device: DeviceMemory,
@@ -78,13 +90,11 @@ def size_pool(
     num_kv_slots: int | None = None,
     swap_space: float = 0.0,
 ) -> PoolSize:
-    """Slots of the pool, rounded down to whole blocks.
+    """Slots of the pool, before an allocator divides it.
 
     In this order: `num_kv_slots`; `kv_cache_memory` bytes; on a GPU the share `gpu_memory_utilization` of the whole device less
     `reserved_bytes` (weights, activations, others' memory); on a CPU the smaller of a quarter of the available RAM and what
-    `max_num_seqs` requests of `max_model_len` need. `swap_space` is in GiB of host memory.
-
-    Raises ConfigError with the numbers if that cannot hold one request of `max_model_len`.
+    `max_num_seqs` requests of `max_model_len` need. `swap_space` is in GiB of host memory. Raises ConfigError as `PoolSize.check`.
     """
     if num_kv_slots is not None:
         slots, reason = num_kv_slots, "num_kv_slots"
@@ -97,18 +107,12 @@ def size_pool(
         quarter, wanted = device.available // 4 // slot_bytes, max_num_seqs * max_model_len
         slots = min(quarter, wanted)
         reason = "a quarter of the available RAM" if quarter < wanted else f"max_num_seqs {max_num_seqs} x max_model_len {max_model_len}"
-    unit = block_size or 1
-    slots = slots // unit * unit
-    if slots < max_model_len:
-        raise ConfigError(
-            f"the KV pool ({reason}) has {slots} slots of {slot_bytes} bytes and cannot hold one request of max_model_len "
-            f"{max_model_len}: lower max_model_len, or give it more ({max_model_len * slot_bytes / GIB:.2f} GiB are needed)"
-        )
-    return PoolSize(
+    size = PoolSize(
         num_slots=slots,
-        num_host_slots=int(swap_space * GIB) // slot_bytes // unit * unit,
+        num_host_slots=int(swap_space * GIB) // slot_bytes,
         slot_bytes=slot_bytes,
-        block_size=block_size,
         on_gpu=on_gpu,
         reason=reason,
     )
+    size.check(max_model_len)
+    return size

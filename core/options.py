@@ -14,7 +14,7 @@ class PluginOptions(BaseModel):
     """Options of one plugin; derive from it, give every field a default and a `description`.
 
     Strict, because configs are read by people: an unknown name, a bool or a string for a number, and NaN are errors.
-    Two names are taken by the config itself: `plugin` everywhere, and `source` in a model's options.
+    Names that the config itself takes: `plugin` everywhere, and `source`, `revision` and `trust_remote_code` in a model's options.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

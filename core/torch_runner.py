@@ -24,6 +24,8 @@ from octavo.core.plan import BatchPlan, Chunk
 from octavo.core.sampler import Candidates, Sampler
 from octavo.core.sampling_rows import RowRequest, SamplingRows
 
+NO_FINITE_LOGITS = "the model gave no finite logits: its weights or this request's KV hold NaN or infinity"
+
 
 class TorchRunner(Runner):
     """One model on one device; up to `depth` steps of at most `max_rows` chunks may be in flight.
@@ -92,7 +94,7 @@ class TorchRunner(Runner):
         else:
             handle.tokens, handle.candidates = self._sampler.sample(out, rows)
         if inputs.keep_at is not None:
-            self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws]
+            self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # -1 is no id to look up in an embedding
         handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
 
     def _attend(self, plan: BatchPlan, inputs: StepInputs) -> Attend:
@@ -136,9 +138,7 @@ def all_argmax(chunks: Seq[Chunk]) -> bool:
 
 
 def row_requests(chunk: Chunk) -> list[RowRequest]:
-    """How to draw from each of the chunk's rows of logits: one, or with drafts one more than there are drafts."""
-    if not chunk.samples:
-        return []
+    """How to draw from each of the chunk's rows of logits: none, one, or with drafts one more than there are drafts."""
     sequence, request = chunk.sequence, chunk.sequence.request
     rows = range(chunk.logits_from, chunk.stop)
     return [
@@ -181,21 +181,22 @@ class TorchHandle:
         self._clock = clock
 
     def result(self) -> StepResult:
-        """Wait for the device, once, and deal the drawn ids out to the chunks."""
+        """Wait for the device, once, and deal the drawn ids out to the chunks. One without finite logits is an error of its request."""
         if self.error is not None:
             raise self.error
         begun = self._clock.now()
         drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
+        candidates, errors = self._candidates(), dict[int, str]()
         at = 0
-        for chunk, count in zip(self._plan.chunks, self.draws, strict=True):
+        for index, (chunk, count) in enumerate(zip(self._plan.chunks, self.draws, strict=True)):
             mine = drawn[at : at + count]
             at += count
-            if -1 in mine:
-                raise _no_finite_logits(chunk)
+            if -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
+                errors[index] = NO_FINITE_LOGITS
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
-        return StepResult(tokens=tokens, candidates=self._candidates(), seconds=self.seconds)
+        return StepResult(tokens, candidates, errors, self.seconds)
 
     def _candidates(self) -> dict[int, list[Candidate]]:
         """The best tokens of each chunk of beams, by the chunk's index; such a chunk has one row of logits."""
@@ -203,14 +204,7 @@ class TorchHandle:
             return {}
         beams = [index for index, chunk in enumerate(self._plan.chunks) if chunk.samples and chunk.sequence.request.beam_width]
         ids, log_probs = self.candidates.token_ids.tolist(), self.candidates.log_probs.tolist()
-        for index, row in zip(beams, log_probs, strict=True):
-            if math.isnan(row[0]):
-                raise _no_finite_logits(self._plan.chunks[index])
         return {index: list(zip(*row, strict=True)) for index, *row in zip(beams, ids, log_probs, strict=True)}
-
-
-def _no_finite_logits(chunk: Chunk) -> EngineError:
-    return EngineError(f"the model gave no finite logits for request {chunk.sequence.request.id!r}: its weights or KV hold NaN or infinity")
 
 
 def accepted(drafts: Seq[int], drawn: Seq[int]) -> int:

@@ -1,4 +1,4 @@
-"""Write docs/reference from the code: hooks, options, sampling parameters, the command line, stacks, mutants, faults, the
+"""Write docs/reference from the code: hooks, options, presets, sampling parameters, the command line, stacks, mutants, faults, the
 config's JSON schema.
 
 `python docs/build_reference.py` writes; with `--check` it only says which page is out of date (exit status 1).
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli import COMMANDS, build_parser
+from octavo.cli.presets import as_toml
 from octavo.core import hookspecs
 from octavo.core.capabilities import CAPABILITIES
 from octavo.core.compat import markdown_table, reports
@@ -26,6 +27,7 @@ from octavo.core.options import ClassLimits
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import FIELDS, allowed
 from octavo.core.settings.engine import EngineSettings
+from octavo.core.settings.presets import PRESETS
 from octavo.core.settings.schema import json_schema
 from octavo.core.sources import CATALOGUE, DEFAULT_MODEL
 
@@ -84,6 +86,29 @@ def sampling() -> str:
     for name, field in FIELDS.items():
         lines.append(f"| `{name}` | `{field.default!r}` | {allowed(name)} | {field.description} |")
     return "\n".join(lines) + "\n"
+
+
+def presets() -> str:
+    """The presets, each as the config that it stands for."""
+    lines = [
+        "# Presets",
+        "",
+        "Named configs: what `octavo presets` prints. Use one with `--preset NAME`, `LLM(preset=NAME)`, `OCTAVO_SET_PRESET=NAME`,",
+        'or `preset = "NAME"` at the top of a config file. All other settings win over it ([how to](../howto/presets.md)).',
+        "",
+    ]
+    for preset in PRESETS.values():
+        lines += [
+            f"## {preset.name}",
+            "",
+            f"{preset.summary[0].upper()}{preset.summary[1:]}.",
+            "",
+            "```toml",
+            as_toml(preset.settings),
+            "```",
+            "",
+        ]
+    return "\n".join(lines)
 
 
 def command_line() -> str:
@@ -159,6 +184,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "hooks.md": hooks,
         "options.md": lambda: options(registry),
         "sampling.md": sampling,
+        "presets.md": presets,
         "command-line.md": command_line,
         "mutants.md": mutants,
         "faults.md": faults,

@@ -49,6 +49,8 @@ class EngineConfig:
     """Checked settings. A plugin that is None is `auto`: chosen by `octavo.core.settings.resolve` once model and device are known."""
 
     source: str
+    revision: str | None  # of a hub repository
+    trust_remote_code: bool  # a model's config may name Python code of its own; it is not run by Octavo's own models
     model: Choice | None
     scheduler: Choice
     allocator: Choice
@@ -86,12 +88,19 @@ class _Loader:
         source = tables["model"].pop("source", None)
         if not (isinstance(source, str) and source):
             self.problems.append(f"model.source: must name a model, a folder or a file (got {source!r}){self._origin('model', 'source')}")
+        revision, trust = tables["model"].pop("revision", None), tables["model"].pop("trust_remote_code", False)
+        if revision is not None and not (isinstance(revision, str) and revision):
+            self.problems.append(f"model.revision: must be a branch, tag or commit (got {revision!r}){self._origin('model', 'revision')}")
+        if not isinstance(trust, bool):
+            self.problems.append(
+                f"model.trust_remote_code: must be true or false (got {trust!r}){self._origin('model', 'trust_remote_code')}"
+            )
         choices = {kind: self._choice(kind, tables[kind]) for kind in KINDS}
         engine = cast(EngineSettings | None, self._validated(EngineSettings, tables["engine"], ("engine",)))
         self._check_together(choices["scheduler"], engine)
         self._raise()
         _warn(self.registry, engine := cast(EngineSettings, engine))
-        return EngineConfig(source=source, engine=engine, **cast(Any, choices))
+        return EngineConfig(source=source, revision=revision, trust_remote_code=trust, engine=engine, **cast(Any, choices))
 
     def _preset(self, written: list[Layer]) -> list[Layer]:
         try:

@@ -17,6 +17,8 @@ from octavo.core.suggest import did_you_mean
 PLUGINS = {"model_plugin": "model", "scheduler": "scheduler", "allocator": "allocator", "kernel": "kernel", "ops": "ops"}
 SETTINGS = {
     "model": ("model", "source"),
+    "revision": ("model", "revision"),
+    "trust_remote_code": ("model", "trust_remote_code"),
     "block_size": ("allocator", "block_size"),
     "max_num_seqs": ("scheduler", "max_num_seqs"),
     "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens"),

@@ -45,5 +45,5 @@ def _variant(kind: str, name: str, options: type[PluginOptions], summary: str) -
     default = DEFAULTS.settings[kind]
     fields: dict[str, Any] = {"plugin": (Literal[name], name if name == default["plugin"] else ...)}
     if "source" in default:
-        fields["source"] = (str, default["source"])
+        fields |= {"source": (str, default["source"]), "revision": (str | None, None), "trust_remote_code": (bool, False)}
     return create_model(f"{kind}_{name}", __base__=options, __doc__=summary, **fields)

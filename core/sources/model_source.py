@@ -56,5 +56,5 @@ def check_config(config: Mapping[str, Any], *, where: str, trust_remote_code: bo
     if "auto_map" in config and not trust_remote_code:
         raise ModelSourceError(
             f"{where} asks to run the model's own Python code (`auto_map`), which is off by default. "
-            "Read that code, then pass trust_remote_code = true if you trust it."
+            "Read that code, then set model.trust_remote_code = true if you trust it."
         )

@@ -15,14 +15,12 @@ def report(*, rows: int, filled: int = 0, held: int = 0, cached: int = 0, **numb
         "time": 0.0,
         "num_waiting": 0,
         "num_running": 0,
-        "num_tokens": 0,
         "num_sampled": 0,
         "num_failed": 0,
         "transfers": {},
-        "stats": KVStats(),
         "events": (),
     }
-    counts = {"idle_rows": 0, "num_preempted": 0, **numbers}
+    counts = {"idle_rows": 0, "num_preempted": 0, "num_tokens": rows, "stats": KVStats(), **numbers}
     return StepReport(**nothing, num_rows=rows, usage=KVUsage(filled, held, 0, cached, 100 - filled - held - cached), **counts)
 
 
@@ -39,3 +37,15 @@ def test_steps_are_added_up() -> None:
         totals.octavo_step_finished(step)
     assert (totals.steps, totals.rows, totals.idle_rows, totals.preemptions, totals.peak_slots) == (3, 7, 3, 3, 20)
     assert totals.mean_batch == 7 / 3
+
+
+def test_time_saved_is_at_the_pace_of_the_steps_that_computed_prompts() -> None:
+    """Steps that only decode do not say what a prompt token costs."""
+    totals = RunTotals()
+    totals.octavo_step_finished(report(rows=2, seconds={"forward": 9.0}, stats=KVStats(queried_tokens=100, hit_tokens=50)))
+    assert totals.seconds_saved == 0.0
+    totals.octavo_step_finished(
+        report(rows=2, num_tokens=100, seconds={"forward": 2.0, "apply": 1.0}, stats=KVStats(queried_tokens=200, hit_tokens=60))
+    )
+    assert totals.seconds_saved == 60 * 2.0 / 100
+    assert totals.stats.hit_rate == 0.3

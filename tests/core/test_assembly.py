@@ -61,7 +61,7 @@ def test_a_pool_too_small_for_one_request(loaded: LoadedModel) -> None:
     with pytest.raises(ConfigError) as error:
         build_engine(REGISTRY, config(num_kv_slots=63), loaded)
     assert str(error.value) == (
-        "the KV pool (num_kv_slots) has 48 slots of 512 bytes and cannot hold one request of max_model_len 64: "
+        "the KV pool (num_kv_slots) has 63 slots of 512 bytes and cannot hold one request of max_model_len 64: "
         "lower max_model_len, or give it more (0.00 GiB are needed)"
     )
 

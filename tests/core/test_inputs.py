@@ -147,6 +147,24 @@ def test_a_token_that_nobody_samples_is_an_error() -> None:
         InputBuilder(kv, device=CPU, max_rows=2, depth=2).build(BatchPlan((chunk_of(sequence, 3, 1),)))
 
 
+def test_what_was_forgotten_is_not_in_flight() -> None:
+    """A token that an undone step would have sampled is asked for from nowhere."""
+    kv = PagedAllocator(capacity=64, block_size=4)
+    sequence = new_sequence("a", [1, 2, 3])
+    kv.open(sequence)
+    kv.reserve(sequence, 0, 4)
+    first, second = BatchPlan((chunk_of(sequence, 0, 3),)), BatchPlan((chunk_of(sequence, 3, 1),))
+    builder = InputBuilder(kv, device=CPU, max_rows=2, depth=2)
+    place = builder.build(first).keep_at
+    source = builder.build(second).input_from
+    assert place is not None
+    assert source is not None
+    assert place.tolist() == source.tolist()
+    builder.forget()
+    with pytest.raises(PluginContractError, match="neither known nor sampled"):
+        builder.build(second)
+
+
 # ----------------------------------------------------------------- random runs
 
 

@@ -28,17 +28,17 @@ LLAMA_8B = ModelShape(
 SLOT = 131_072  # bytes of a token of Llama-3.1-8B in bf16
 
 
-def pool(**given: Any) -> PoolSize:
-    """A pool for Llama-3.1-8B on a GPU of 80 GiB, unless told otherwise."""
+def pool(*, block_size: int = 16, **given: Any) -> PoolSize:
+    """A pool for Llama-3.1-8B on a GPU of 80 GiB in whole blocks, unless told otherwise."""
     defaults: dict[str, Any] = {
         "slot_bytes": SLOT,
-        "block_size": 16,
         "max_model_len": 8192,
         "max_num_seqs": 256,
         "device": DeviceMemory(total=80 * GIB, available=70 * GIB),
         "on_gpu": True,
     }
-    return size_pool(**{**defaults, **given})
+    size, unit = size_pool(**{**defaults, **given}), block_size or 1
+    return size.divided(size.num_slots // unit * unit, num_host_slots=size.num_host_slots // unit * unit, block_size=block_size)
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 131_072), (16, 2 << 20), (2048, 256 << 20), (4096, 512 << 20), (8192, 1 << 30)])
@@ -88,9 +88,12 @@ def test_pool_of_a_cpu_is_a_quarter_of_the_ram_or_what_is_wanted() -> None:
     assert pool(on_gpu=False, device=ram, max_num_seqs=2).num_slots == 2 * 8192
 
 
-def test_whole_blocks() -> None:
-    """A pool is rounded down to whole blocks."""
-    assert pool(num_kv_slots=8199, max_model_len=100).num_slots == 8192
+def test_a_pool_that_whole_blocks_make_too_small_is_refused() -> None:
+    """What an allocator makes of the pool is checked again."""
+    size = pool(num_kv_slots=8199, max_model_len=8199)
+    assert size.num_slots == 8192
+    with pytest.raises(ConfigError, match="has 8192 slots of 131072 bytes and cannot hold one request of max_model_len 8199"):
+        size.check(8199)
 
 
 def test_a_pool_too_small_for_one_request_is_refused_with_the_numbers() -> None:

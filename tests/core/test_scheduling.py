@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from octavo.core.descriptors import PoolShape
 from octavo.core.errors import PluginContractError, RequestError
 from octavo.core.kv import Allocator
 from octavo.core.options import ClassLimits
@@ -16,6 +17,7 @@ from octavo.core.request import Request, Sequence, Status
 from octavo.core.scheduling import Scheduler
 from octavo.core.testing.fake_model import decode_alone
 from octavo.core.testing.rig import Rig
+from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 
 NewRig = Callable[..., Rig]
 
@@ -381,3 +383,41 @@ def test_the_plan_of_a_policy_is_its_own(new_rig: NewRig) -> None:
     rig = new_rig(Simple, max_num_batched_tokens=17)
     plan: PlanBuilder = rig.scheduler.plan()
     assert plan.left == 17 and len(plan) == 0
+
+
+@pytest.mark.parametrize("reservation", ["paged", "request", "max"])
+def test_a_policy_that_keeps_ended_samples_may_preempt_the_rest(new_rig: NewRig, reservation: str) -> None:
+    """What was kept has a region and needs no seat: the family that comes back gets as many regions as it has members."""
+
+    class Keeps(Simple):
+        steps = 0
+        kept: tuple[Sequence, ...] = ()
+
+        def schedule(self, now: float) -> BatchPlan:
+            self.steps += 1
+            if self.steps % 7 == 0 and self.running:
+                plan = self.plan()
+                self.preempt(plan, self.running[-1])
+                return plan.build()
+            return super().schedule(now)
+
+        def finished(self, sequence: Sequence) -> None:
+            self.kept = (*self.kept, sequence)
+
+        def make_room(self) -> bool:
+            kept, self.kept = self.kept, ()
+            for sequence in kept:
+                self.kv.close(sequence)
+            return bool(kept)
+
+    pool = PoolShape(num_slots=1200, num_host_slots=0, max_model_len=40, max_num_seqs=6)
+    options = ContiguousOptions(reservation=reservation) if reservation != "paged" else None  # type: ignore[arg-type]
+    for seed in range(12):
+        rig = new_rig(Keeps, kv=CONTIGUOUS.build(options, pool) if options else None, slots=1200)
+        requests = [rig.add(4, 30, n=n, seed=seed, ignore_eos=False) for n in (3, 2)]
+        for _ in range(400):
+            if not rig.engine.has_work:
+                break
+            rig.step()
+        for request in requests:
+            assert rig.answers(request) == decode_alone(request)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from octavo.core.clock import ManualClock
-from octavo.core.errors import EngineError
+from octavo.core.errors import EngineError, PluginContractError
 from octavo.core.kv_tensors import KVTensors
 from octavo.core.model import Attend, Model
 from octavo.core.plan import BatchPlan, Chunk, Transfer
@@ -19,7 +19,7 @@ from octavo.core.scheduling import Scheduler
 from octavo.core.torch_runner import TorchRunner, accepted
 from octavo.plugins.schedulers.static import Static, StaticOptions
 from tests.models import PROMPTS
-from tests.tensor_rig import MAX_MODEL_LEN, TensorRig, make_kv
+from tests.tensor_rig import MAX_MODEL_LEN, TensorRig, logits_after, make_kv
 
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 
@@ -122,6 +122,20 @@ def test_tokens_of_a_mixed_batch(depth: int, params: dict[str, Any]) -> None:
     requests = [rig.add(prompt, 6 + i, **(params if i % 2 else {})) for i, prompt in enumerate(PROMPTS[:4])]
     rig.finish()
     assert [rig.tokens(request) for request in requests] == [rig.expected(request) for request in requests]
+
+
+def test_stop_ids_are_not_drawn_before_min_tokens() -> None:
+    """A greedy request with such a ban is no plain argmax: the second best comes where the best would end it too early."""
+    free = TensorRig(make_kv("paged-4", 256))
+    unbound = free.add(PROMPTS[2], 3)
+    free.finish()
+    [[best, *_]] = free.tokens(unbound)
+    rig = TensorRig(make_kv("paged-4", 256))
+    request = rig.add(PROMPTS[2], 8, stop_token_ids=[best], min_tokens=1)
+    rig.finish()
+    [output] = rig.answers[request.id].outputs
+    second = int(logits_after(rig.folder, PROMPTS[2]).topk(2).indices[1])
+    assert output.token_ids[0] == second
 
 
 # ------------------------------------------------------------------------- drafts
@@ -264,6 +278,8 @@ def test_nothing_runs_behind_a_failed_step() -> None:
         with pytest.raises(Broken):
             handle.result()
     runner.forget()
+    with pytest.raises(PluginContractError, match="neither known nor sampled by a step in flight"):
+        runner.submit(BatchPlan((Chunk(sequence, 11, 1, 11, True, (), 0),)))
     third = runner.submit(BatchPlan(transfers=(Transfer("copy", 1, 41, 1), Transfer("copy", 1, 42, 1))))
     assert (third.result().tokens, third.transfers_done) == ([], 2)
     assert keys[41:43, 0, 0].tolist() == [2.0, 2.0]
@@ -304,14 +320,18 @@ class Poisoned(Wrapped):
         return out
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("beam_width", [0, 2])
-def test_logits_that_are_not_finite_name_the_request(beam_width: int) -> None:
-    """Sampled or searched, the request at fault is told, not its neighbour."""
-    rig = TensorRig(make_kv("paged-4", 256), wrap=Poisoned)
-    rig.add(PROMPTS[1], 4)
-    rig.add(PROMPTS[2], 4, beam_width=beam_width, **({} if beam_width else SAMPLED))
-    with pytest.raises(EngineError, match="no finite logits for request 'request-1': its weights or KV hold NaN or infinity"):
-        rig.step()
+def test_only_the_request_without_finite_logits_fails(beam_width: int, depth: int) -> None:
+    """Sampled or searched, it ends with an error that says why; its neighbour goes on to its end."""
+    rig = TensorRig(make_kv("paged-4", 256), wrap=Poisoned, depth=depth)
+    first = rig.add(PROMPTS[1], 4, stop_token_ids=[0], min_tokens=1)  # in the first step its row, too, needs logits
+    second = rig.add(PROMPTS[2], 4, beam_width=beam_width, **({} if beam_width else SAMPLED))
+    rig.finish()
+    assert rig.tokens(first) == rig.expected(first)
+    for output in rig.answers[second.id].outputs:
+        assert (output.token_ids, output.finish_reason) == ([], "error")
+        assert output.error == "the model gave no finite logits: its weights or this request's KV hold NaN or infinity"
 
 
 def test_under_debug_a_greedy_step_notices_kv_that_nobody_wrote() -> None:

@@ -1,39 +1,62 @@
 """The same tokens, whatever the stack: each equals transformers' greedy `generate`, in fp32.
 
-Over every stack that runs x family x alone or batched x cold or warm x ample pool or one that preempts x block size. A pairwise covering
-array runs always, the whole product under `make test-all`. Unwritten KV is NaN, and invariants are checked after each step.
+Over every stack that runs x family x alone or batched x cold or warm x ample pool or one that preempts x block size x token budget. A
+pairwise covering array runs always, the whole product under `make test-all`. Unwritten KV is NaN, and invariants are checked after each
+step.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from allpairspy import AllPairs
 
 from octavo.core.assembly import build_engine
+from octavo.core.descriptors import SchedulerPlugin
 from octavo.core.errors import IncompatibleStackError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.settings.config import load_config
 from octavo.llm import LLM
-from tests.matrix.stacks import REGISTRY, Steps, build, generate, loaded, settings, stack_reports
+from tests.matrix.stacks import KINDS, REGISTRY, Steps, build, generate, loaded, settings, stack_reports
 from tests.models import FAMILIES, NEW_TOKENS, PROMPTS, reference_tokens, tiny
 
 MAX_MODEL_LEN = 64  # the longest prompt and its answer need 57
+PAGED = ("paged", "prefix")
 POOLS = {"ample": 1024, "tiny": MAX_MODEL_LEN}
 REPORTS = stack_reports(tiny("llama_gqa"))
 STACKS = {str(report.stack): report.stack for report in REPORTS if report.runs}
-AXES: list[list[Any]] = [list(STACKS), list(FAMILIES), ["alone", "batched"], list(POOLS), [1, 4, 16]]
+MODEL_OF = {name: stack.model.name for name, stack in STACKS.items()}
+OTHERS_OF = {name: name.removesuffix(f" + {MODEL_OF[name]}") for name in STACKS}  # scheduler, allocator, kernel and ops
+BUDGETS = [None, 8, 13]  # where prompts are cut: the default holds them whole, the others cut them between and within blocks
+AXES: list[list[Any]] = [list(FAMILIES), ["alone", "batched"], list(POOLS), [1, 4, 16], BUDGETS]
 
 
-def check(name: str, family: str, company: str, pool: str, block_size: int) -> Steps:
-    """Cold and then warm, this stack gives transformers' tokens and leaves nothing behind."""
+def pairs(*axes: list[Any]) -> list[tuple[Any, ...]]:
+    """A pairwise covering array of stacks and these axes, in which every stack occurs; the model plugin is an axis of its own."""
+    by_parts = {(OTHERS_OF[name], MODEL_OF[name]): name for name in STACKS}
+    others, models = list(dict.fromkeys(OTHERS_OF.values())), list(dict.fromkeys(MODEL_OF.values()))
+    found = AllPairs([others, models, *axes], filter_func=lambda row: len(row) < 2 or (row[0], row[1]) in by_parts)
+    cases = [(by_parts[row[0], row[1]], *row[2:]) for row in found]
+    assert {case[0] for case in cases} == set(STACKS)
+    return cases
+
+
+def chunking(name: str) -> bool:
+    """Whether the stack's scheduler cuts prompts."""
+    return cast(SchedulerPlugin, STACKS[name].scheduler.plugin).chunking
+
+
+def check(name: str, family: str, company: str, pool: str, block_size: int, budget: int | None = None) -> Steps:
+    """Cold and then warm, this stack gives transformers' tokens and leaves nothing behind. `budget` is for schedulers that cut prompts."""
     folder, params = tiny(family), SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     expected = reference_tokens(folder, PROMPTS, NEW_TOKENS)
     steps = Steps()
     options = {"max_model_len": MAX_MODEL_LEN, "num_kv_slots": POOLS[pool], "max_num_seqs": len(PROMPTS), "block_size": block_size}
+    if budget and chunking(name):
+        options["max_num_batched_tokens"] = budget
     with LLM.from_built(build(folder, STACKS[name], **options)) as llm:
         llm.engine.observers.add(steps)
         for _ in ("cold", "warm"):
@@ -42,28 +65,31 @@ def check(name: str, family: str, company: str, pool: str, block_size: int) -> S
             assert tuple(tuple(output.outputs[0].token_ids) for output in outputs) == expected
             usage = llm.engine.kv.usage()
             assert usage.filled == usage.held == 0
+        if STACKS[name].allocator.name == "prefix":
+            assert llm.engine.kv.stats().hit_tokens > 0, "the warm run was none"
+    if budget and chunking(name):
+        assert max(report.num_tokens for report in steps.reports) == budget
     return steps
 
 
-@pytest.mark.parametrize(("name", "family", "company", "pool", "block_size"), [tuple(case) for case in AllPairs(AXES)])
-def test_tokens_equal_transformers(name: str, family: str, company: str, pool: str, block_size: int) -> None:
+@pytest.mark.parametrize(("name", "family", "company", "pool", "block_size", "budget"), pairs(*AXES))
+def test_tokens_equal_transformers(name: str, family: str, company: str, pool: str, block_size: int, budget: int | None) -> None:
     """A pairwise covering array of all axes."""
-    check(name, family, company, pool, block_size)
+    check(name, family, company, pool, block_size, budget)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "family"), list(itertools.product(STACKS, FAMILIES)))
 def test_tokens_equal_transformers_in_full(name: str, family: str) -> None:
     """The whole product."""
-    for rest in itertools.product(*AXES[2:]):
+    for rest in itertools.product(*AXES[1:-1], BUDGETS if chunking(name) else [None]):
         check(name, family, *rest)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_the_tiny_pool_preempts(block_size: int) -> None:
     """With blocks handed out as sequences grow, the tiny pool runs dry (fault 14): the tokens above were right through preemptions."""
-    growing = [name for name, stack in STACKS.items() if stack.scheduler.name == "continuous" and stack.allocator.name == "paged"]
-    assert growing
+    growing = [f"{scheduler} + {allocator} + sdpa + torch + llama" for scheduler in ("continuous", "chunked") for allocator in PAGED]
     for name in growing:
         assert check(name, "llama_gqa", "batched", "tiny", block_size).preemptions > 0
 
@@ -79,8 +105,7 @@ def test_every_stack_runs_or_says_why() -> None:
             build_engine(REGISTRY, load_config(REGISTRY, environ={}, overrides=overrides), loaded(tiny("llama_gqa"), "llama", "torch"))
         assert all(problem in str(error.value) for problem in report.problems)
         refused += 1
-    combinations = math.prod(len(REGISTRY.names(kind)) for kind in ("scheduler", "allocator", "kernel", "ops"))
-    assert refused + len(STACKS) == combinations
+    assert refused + len(STACKS) == math.prod(len(REGISTRY.names(kind)) for kind in KINDS)
 
 
 def test_every_installed_plugin_is_in_some_stack_that_runs() -> None:

@@ -54,7 +54,6 @@ class Family:
 
     length: int  # of each region
     num_open: int = 0
-    started: bool = False  # its regions were taken
     spare: list[int] = field(default_factory=list)
 
 
@@ -159,12 +158,17 @@ class ContiguousAllocator(Allocator):
         if seat.length:
             return True
         if not family.spare:
-            starts = self._take(family.length, 1 if family.started else sequence.request.seats)
+            starts = self._take(family.length, max(1, self._without_region(sequence.request)))
             if starts is None:
                 return False
             self._add_spare(sequence.request, starts)
         self._sit(sequence, seat)
         return True
+
+    def _without_region(self, request: Request) -> int:
+        """Seats that have no region. A policy may keep ended sequences, which have one and need no seat."""
+        seated = sum(s in self._seats and self._seats[s].length > 0 for s in request.sequences)
+        return request.seats - seated
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Counts what is filled."""
@@ -241,7 +245,6 @@ class ContiguousAllocator(Allocator):
     def _add_spare(self, request: Request, starts: list[int]) -> None:
         """The request holds these regions until one of its sequences sits down in them."""
         family = self._families[request]
-        family.started = True
         family.spare += reversed(starts)
         for start in starts:
             self._tell("taken", start, family.length, request.id)
@@ -289,7 +292,7 @@ class ContiguousAllocator(Allocator):
         taken: dict[Request, list[int]] = {}
         for request, members in coming.items():
             family, length = self._families.get(request), self.want(members[0])
-            count = max(request.seats, len(members)) if family is None or not family.started else len(members) - len(family.spare)
+            count = max(self._without_region(request), len(members)) - (len(family.spare) if family is not None else 0)
             starts = self._take(length, count)
             if starts is None:
                 for other, given in taken.items():

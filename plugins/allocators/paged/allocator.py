@@ -7,7 +7,7 @@ class, not under it: as the pool's shelf, and by `adopt`. Must not know: schedul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,19 @@ class PagedAllocator(Allocator):
 
     layout = "block_table"
 
-    def __init__(self, *, capacity: int, block_size: int, host_capacity: int = 0, shelf: Shelf | None = None, name: str = "paged") -> None:
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        block_size: int,
+        host_capacity: int = 0,
+        shelf: Shelf | None = None,
+        on_full: Callable[[Sequence, int], None] | None = None,
+        name: str = "paged",
+    ) -> None:
+        """`shelf` and `on_full` are a prefix cache's: who keeps blocks, and who is told that a sequence's first so many are full now."""
         super().__init__()
+        self._on_full = on_full
         self._name = name  # whose books these are, for messages
         if capacity < block_size:
             raise InvalidOptionsError(
@@ -134,8 +145,11 @@ class PagedAllocator(Allocator):
         table = self._tables.get(sequence)
         if table is None:
             raise self._not_open(sequence, "commit")
-        if num_tokens > table.num_filled:
+        filled = table.num_filled
+        if num_tokens > filled:
             self._mark_filled(table, num_tokens)
+            if self._on_full is not None and num_tokens // self.block_size > filled // self.block_size:
+                self._on_full(sequence, num_tokens // self.block_size)
 
     def _mark_filled(self, table: BlockTable, num_tokens: int) -> None:
         size, blocks = self.block_size, table.blocks
@@ -257,6 +271,13 @@ class PagedAllocator(Allocator):
         if table is None:
             raise self._not_open(sequence, "blocks")
         return table.blocks
+
+    def committed(self, sequence: Sequence) -> int:
+        """Positions of an open sequence whose KV is written."""
+        table = self._tables.get(sequence)
+        if table is None:
+            raise self._not_open(sequence, "committed")
+        return table.num_filled
 
     def reset(self) -> None:
         """Only a shelf keeps anything."""

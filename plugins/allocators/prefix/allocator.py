@@ -17,7 +17,7 @@ from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence, Status
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
 from octavo.plugins.allocators.prefix.block_keys import BYTES_PER_TOKEN, Hashing, extend, packed
-from octavo.plugins.allocators.prefix.cache import Entry, PrefixCache
+from octavo.plugins.allocators.prefix.cache import Entry, Extras, PrefixCache
 from octavo.plugins.allocators.prefix.explain import explain
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class Chain:
     keys: list[bytes] = field(default_factory=list)
     num_entered: int = 0  # blocks whose content the cache has been told
     tip: Entry | None = None  # under which the last of these is found
-    next_stop: int = 0  # positions at which the next block is full
     num_hit: int = 0  # tokens found when it was opened
     counted: bool = False  # in the statistics: the first admission alone is
     ended: bool = False  # no more is entered: computed before a reset, or behind a collision
@@ -47,17 +46,22 @@ class PrefixAllocator(Allocator):
 
     def __init__(self, *, capacity: int, block_size: int, hashing: Hashing, eviction: str = "lru", host_capacity: int = 0) -> None:
         super().__init__()
-        self._cache = PrefixCache(capacity // block_size, eviction=eviction, tell=self._tell_content)
+        self._cache = PrefixCache(capacity // block_size, eviction=eviction, tell=self._tell)
         self._paged = PagedAllocator(
-            capacity=capacity, block_size=block_size, host_capacity=host_capacity, shelf=self._cache, name="prefix"
+            capacity=capacity, block_size=block_size, host_capacity=host_capacity, shelf=self._cache, on_full=self._enter, name="prefix"
         )
         self.block_size = block_size
         self.capacity = self._paged.capacity
         self.host_capacity = self._paged.host_capacity
         self._hashing = hashing
+        self._width = block_size * BYTES_PER_TOKEN
         self._chains: dict[Sequence, Chain] = {}  # of open sequences
         self._away: WeakKeyDictionary[Sequence, Chain] = WeakKeyDictionary()  # of those that wait or are suspended
         self._queried = self._hit = 0
+        # Asked for every row of every step: straight through, without a call between.
+        self.reserve = self._paged.reserve  # type: ignore[method-assign]
+        self.commit = self._paged.commit  # type: ignore[method-assign]
+        self.table = self._paged.table  # type: ignore[method-assign]
 
     # -------------------------------------------------------------- one sequence
 
@@ -71,11 +75,8 @@ class PrefixAllocator(Allocator):
         chain.ended = False
         found: list[Entry] = []
         if sequence.request.reads_cache:
-            num_blocks = (sequence.num_tokens - 1) // self.block_size
-            extend(chain.keys, sequence, num_blocks=num_blocks, block_size=self.block_size, digest=self._hashing.digest)
-            found = self._find(sequence, chain.keys[:num_blocks])
+            found = self._find(sequence, chain.keys, (sequence.num_tokens - 1) // self.block_size)
         chain.num_entered, chain.tip = len(found), found[-1] if found else None
-        chain.next_stop = (len(found) + 1) * self.block_size
         chain.num_hit = len(found) * self.block_size
         self._paged.adopt(sequence, [entry.block for entry in found], chain.num_hit)
         for entry in found:
@@ -87,21 +88,23 @@ class PrefixAllocator(Allocator):
     def _chain_of(self, sequence: Sequence) -> Chain:
         return self._away.get(sequence) or Chain()
 
-    def _find(self, sequence: Sequence, keys: list[bytes]) -> list[Entry]:
-        """The entries of the first of these keys, up to the first that is not there."""
-        entries, found = self._cache.entries, list[Entry]()
+    def _find(self, sequence: Sequence, keys: list[bytes], num_blocks: int) -> list[Entry]:
+        """The entries of the first full blocks, up to the first that is not there. Hashes those that were never hashed."""
+        entries, found, width, extras = self._cache.entries, list[Entry](), self._width, sequence.request.cache_key
+        if len(keys) < num_blocks:
+            data = packed(sequence.tokens(len(keys) * self.block_size, num_blocks * self.block_size))
+            extend(keys, data, width=width, digest=self._hashing.digest, extras=extras)
         if not self._hashing.compare:
-            for key in keys:
+            for key in keys[:num_blocks]:
                 entry = entries.get(key)
                 if entry is None:
                     break
                 found.append(entry)
             return found
-        width = self.block_size * BYTES_PER_TOKEN
-        data, parent = packed(sequence.tokens(0, len(keys) * self.block_size)), None
-        for index, key in enumerate(keys):
+        data, parent = packed(sequence.tokens(0, num_blocks * self.block_size)), None
+        for index, key in enumerate(keys[:num_blocks]):
             entry = entries.get(key)
-            if entry is None or not _same(entry, parent, data[index * width : (index + 1) * width], sequence.request):
+            if entry is None or not _same(entry, parent, data[index * width : (index + 1) * width], extras):
                 break
             found.append(entry)
             parent = entry
@@ -112,35 +115,28 @@ class PrefixAllocator(Allocator):
         return self._paged.reserve(sequence, start, stop)
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
-        """Blocks that are full from now on can be found from now on."""
+        """As paged, which tells of blocks that are full from now on: from now on they can be found."""
         self._paged.commit(sequence, num_tokens)
-        chain = self._chains[sequence]
-        if num_tokens >= chain.next_stop:
-            self._enter(sequence, chain, num_tokens // self.block_size)
-        if not chain.counted:
-            chain.counted = True
-            self._queried += sequence.prompt_len
-            self._hit += chain.num_hit
 
-    def _enter(self, sequence: Sequence, chain: Chain, num_blocks: int) -> None:
+    def _enter(self, sequence: Sequence, num_blocks: int) -> None:
         """Enter the full blocks up to `num_blocks`: from where the last call ended, or from the first if that was forgotten since."""
-        size, cache = self.block_size, self._cache
-        chain.next_stop = (num_blocks + 1) * size
+        size, cache, chain = self.block_size, self._cache, self._chains[sequence]
         if chain.ended:
             return
-        extend(chain.keys, sequence, num_blocks=num_blocks, block_size=size, digest=self._hashing.digest)
-        keys, blocks = chain.keys, self._paged.blocks(sequence)
+        keys, blocks, width, extras = chain.keys, self._paged.blocks(sequence), self._width, sequence.request.cache_key
         first, parent = chain.num_entered, chain.tip
         if parent is None or cache.entries.get(parent.key) is not parent:
             first, parent = 0, None  # perhaps another's copy of the same block, and evicted: this sequence still holds its own
-        width = size * BYTES_PER_TOKEN
-        data = packed(sequence.tokens(first * size, num_blocks * size))
+        start = min(first, len(keys))
+        data = packed(sequence.tokens(start * size, num_blocks * size))
+        if len(keys) < num_blocks:
+            extend(keys, data[(len(keys) - start) * width :], width=width, digest=self._hashing.digest, extras=extras)
         for index in range(first, num_blocks):
-            tokens = data[(index - first) * width : (index - first + 1) * width]
+            tokens = data[(index - start) * width : (index - start + 1) * width]
             entry = cache.entries.get(keys[index])
             if entry is None:
-                entry = cache.register(keys[index], blocks[index], parent=parent, tokens=tokens, extras=sequence.request.cache_key)
-            elif self._hashing.compare and not _same(entry, parent, tokens, sequence.request):
+                entry = cache.register(keys[index], blocks[index], parent=parent, tokens=tokens, extras=extras)
+            elif self._hashing.compare and not _same(entry, parent, tokens, extras):
                 chain.ended = True  # a collision: who has the key keeps it, and what follows here could not be found
                 return
             parent = entry
@@ -154,13 +150,13 @@ class PrefixAllocator(Allocator):
             chain.keys = source.keys[:full]
         shares_tip = source.num_entered == full
         chain.num_entered, chain.tip = (full, source.tip) if shares_tip else (0, None)
-        chain.next_stop = (full + 1) * self.block_size
         chain.counted, chain.ended = True, source.ended
         self._chains[child] = chain
         self._away.pop(child, None)
 
     def close(self, sequence: Sequence) -> None:
         """Full blocks stay reusable, the last one the first to go."""
+        self._count(sequence)
         self._paged.close(sequence)
         chain = self._chains.pop(sequence, None) or self._away.pop(sequence)
         if sequence.status is not Status.DONE:
@@ -170,6 +166,8 @@ class PrefixAllocator(Allocator):
 
     def suspend(self, sequences: list[Sequence]) -> bool:
         """As paged; the blocks in the pool stay reusable as if these were closed."""
+        for sequence in sequences:
+            self._count(sequence)
         if not self._paged.suspend(sequences):
             return False
         for sequence in sequences:
@@ -181,10 +179,9 @@ class PrefixAllocator(Allocator):
         counts = self._paged.resume(sequences)
         if counts is None:
             return None
-        for sequence, count in zip(sequences, counts, strict=True):
+        for sequence in sequences:
             chain = self._chains[sequence] = self._away.pop(sequence)
             chain.num_entered, chain.tip = 0, None
-            chain.next_stop = (count // self.block_size + 1) * self.block_size
         return counts
 
     # -------------------------------------------------------------------- books
@@ -200,8 +197,18 @@ class PrefixAllocator(Allocator):
         for chain in (*self._chains.values(), *self._away.values()):
             chain.ended = True
 
+    def _count(self, sequence: Sequence) -> None:
+        """Count what was found for this sequence once it has run: not for a refused admission, nor when it comes back."""
+        chain = self._chains.get(sequence)
+        if chain is not None and not chain.counted and self._paged.committed(sequence) > chain.num_hit:
+            chain.counted = True
+            self._queried += sequence.prompt_len
+            self._hit += chain.num_hit
+
     def stats(self) -> KVStats:
         """Hits are counted when a request first runs, not when it comes back from a preemption."""
+        for sequence in self._chains:
+            self._count(sequence)
         inner = self._paged.stats()
         return KVStats(
             queried_tokens=self._queried,
@@ -226,10 +233,10 @@ class PrefixAllocator(Allocator):
 
     @observed.setter
     def observed(self, wanted: bool) -> None:
-        self._paged.observed = wanted
+        self._paged.observed = self._cache.observed = wanted
 
-    def _tell_content(self, kind: Literal["cached", "evicted"], block: int, key: str) -> None:
-        self._paged.tell_content(kind, block, key)
+    def _tell(self, kind: Literal["cached", "evicted"], block: int, key: bytes) -> None:
+        self._paged.tell_content(kind, block, key.hex())
 
     def drain_transfers(self) -> list[Transfer]:
         """As paged."""
@@ -257,6 +264,6 @@ class PrefixAllocator(Allocator):
         self._cache.check(live)
 
 
-def _same(entry: Entry, parent: Entry | None, tokens: bytes, request: Request) -> bool:
+def _same(entry: Entry, parent: Entry | None, tokens: bytes, extras: Extras) -> bool:
     """The entry is this block of tokens after that parent, and not one that merely hashes alike."""
-    return entry.parent is parent and entry.tokens == tokens and entry.extras == request.cache_key
+    return entry.parent is parent and entry.tokens == tokens and entry.extras == extras

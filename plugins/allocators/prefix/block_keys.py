@@ -15,8 +15,6 @@ from hashlib import sha256
 
 import xxhash
 
-from octavo.core.request import Sequence
-
 Digest = Callable[[bytes], bytes]
 BYTES_PER_TOKEN = array("I").itemsize
 
@@ -46,13 +44,9 @@ def root_key(digest: Digest, extras: Iterable[tuple[str, str]]) -> bytes:
     return digest(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
 
 
-def extend(keys: list[bytes], sequence: Sequence, *, num_blocks: int, block_size: int, digest: Digest) -> None:
-    """Append the keys of the sequence's full blocks up to `num_blocks`; those that are there are not hashed again."""
-    done = len(keys)
-    if num_blocks <= done:
-        return
-    key = keys[-1] if keys else root_key(digest, sequence.request.cache_key)
-    data, width = packed(sequence.tokens(done * block_size, num_blocks * block_size)), block_size * BYTES_PER_TOKEN
+def extend(keys: list[bytes], data: bytes, *, width: int, digest: Digest, extras: Iterable[tuple[str, str]]) -> None:
+    """Append the keys of the next blocks, whose packed tokens are `data`, `width` bytes a block."""
+    key = keys[-1] if keys else root_key(digest, extras)
     for at in range(0, len(data), width):
         key = digest(key + data[at : at + width])
         keys.append(key)

@@ -17,7 +17,7 @@ from octavo.core.errors import PluginContractError
 from octavo.plugins.allocators.block_pool import Shelf
 
 Extras = tuple[tuple[str, str], ...]
-Tell = Callable[[Literal["cached", "evicted"], int, str], None]
+Tell = Callable[[Literal["cached", "evicted"], int, bytes], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +56,7 @@ class PrefixCache(Shelf):
         self.entries: dict[bytes, Entry] = {}
         self.recent: dict[bytes, None] = {}
         self.evictions = 0
+        self.observed = False  # somebody wants to be told
         self._by_block: list[Entry | None] = [None] * num_blocks
         self._priority = POLICIES[eviction]
         self._tell = tell
@@ -78,7 +79,8 @@ class PrefixCache(Shelf):
         if parent is not None:
             parent.children.add(entry)
         self.entries[key] = self._by_block[block] = entry
-        self._tell("cached", block, key.hex())
+        if self.observed:
+            self._tell("cached", block, key)
         return entry
 
     # ------------------------------------------------------- as the pool's shelf
@@ -180,7 +182,8 @@ class PrefixCache(Shelf):
                 gone.shelved = False
                 self._num_shelved -= 1
                 self._orphans.append(gone.block)
-            self._tell("evicted", gone.block, gone.key.hex())
+            if self.observed:
+                self._tell("evicted", gone.block, gone.key)
 
     def check(self, live: set[int]) -> None:
         """`live` are the blocks that somebody refers to. Raises PluginContractError where the books differ."""

@@ -5,7 +5,7 @@ Must not tell a user what others asked: positions, never tokens.
 
 from __future__ import annotations
 
-from octavo.core.request import Request, Sequence
+from octavo.core.request import Request
 from octavo.plugins.allocators.prefix.block_keys import BYTES_PER_TOKEN, Digest, extend, packed
 from octavo.plugins.allocators.prefix.cache import Entry, Extras, PrefixCache
 
@@ -21,8 +21,8 @@ def explain(request: Request, cache: PrefixCache, *, block_size: int, digest: Di
     if not cache.entries and not cache.recent:
         return "nothing is cached yet"
     keys: list[bytes] = []
-    extend(keys, Sequence(request.id, request), num_blocks=num_blocks, block_size=block_size, digest=digest)
     data = packed(request.prompt[: num_blocks * block_size])
+    extend(keys, data, width=width, digest=digest, extras=request.cache_key)
     last: Entry | None = None
     for index, key in enumerate(keys):
         tokens = data[index * width : (index + 1) * width]

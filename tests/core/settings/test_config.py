@@ -294,5 +294,18 @@ def test_schema_knows_every_installed_plugin(registry: Registry) -> None:
     assert static["additionalProperties"] is False
     assert static["required"] == ["plugin"]
     assert "required" not in schema["$defs"]["scheduler_chunked"]
-    assert schema["$defs"]["model_llama"]["properties"].keys() == {"plugin", "source"}
+    assert schema["$defs"]["model_llama"]["properties"].keys() == {"plugin", "source", "revision", "trust_remote_code"}
     assert schema["additionalProperties"] is False
+
+
+def test_the_model_section_names_a_revision_and_may_trust_code(registry: Registry) -> None:
+    """Both stand beside `source`; wrong types are refused by name."""
+    config = load(registry, overrides=from_flat(model="a/b", revision="v1", trust_remote_code=True))
+    assert (config.source, config.revision, config.trust_remote_code) == ("a/b", "v1", True)
+    assert (load(registry).revision, load(registry).trust_remote_code) == (None, False)
+    for setting, text in (
+        ({"revision": 3}, "model.revision: must be a branch, tag or commit"),
+        ({"trust_remote_code": "yes"}, "true or false"),
+    ):
+        with pytest.raises(InvalidOptionsError, match=text):
+            load(registry, overrides={"model": setting})

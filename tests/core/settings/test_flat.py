@@ -29,6 +29,8 @@ PLACES: dict[str, tuple[Any, dict[str, Any]]] = {
     "device": ("cpu", {"engine": {"device": "cpu"}}),
     "seed": (0, {"engine": {"seed": 0}}),
     "debug": (True, {"engine": {"debug": True}}),
+    "revision": ("v1", {"model": {"revision": "v1"}}),
+    "trust_remote_code": (True, {"model": {"trust_remote_code": True}}),
     "preset": ("chat", {"preset": "chat"}),
     "enable_chunked_prefill": (True, {"scheduler": {"plugin": "chunked"}}),
     "enable_prefix_caching": (True, {"allocator": {"plugin": "prefix"}}),

@@ -58,6 +58,16 @@ def test_what_each_stands_for(registry: Registry, name: str) -> None:
     assert budget == {"chat": 2048, "offline": 16384}.get(name)
 
 
+BUILT_IN = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_built_in_plugins_take_what_a_preset_sets(name: str) -> None:
+    """Nothing in a preset is misspelt."""
+    config = load(BUILT_IN, overrides={"preset": name})
+    assert (config.scheduler.name, config.allocator.name) == STACKS[name]
+
+
 def test_chat_cuts_prompts_and_offline_does_not(registry: Registry) -> None:
     """A small budget with chunking against a large one without: that is the comparison."""
     chat, offline = (load(registry, overrides={"preset": name}).scheduler.plugin for name in ("chat", "offline"))

@@ -253,9 +253,8 @@ class EventsForgetForks(PagedAllocator):
 class OneSeatOnly(ContiguousAllocator):
     """The first reserve takes no regions for the forks to come."""
 
-    def reserve(self, sequence: Sequence, start: int, stop: int) -> bool:
-        self._seats[sequence].family.started = True
-        return super().reserve(sequence, start, stop)
+    def _without_region(self, request: Request) -> int:
+        return 1
 
 
 class ForksWithoutData(ContiguousAllocator):

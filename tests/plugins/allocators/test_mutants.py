@@ -18,7 +18,9 @@ from octavo.core.kv import Allocator
 from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
 from octavo.plugins.allocators.first_fit import FirstFit
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
-from tests.plugins.allocators import mutants
+from octavo.plugins.allocators.prefix.allocator import PrefixAllocator
+from octavo.plugins.allocators.prefix.block_keys import HASHES
+from tests.plugins.allocators import mutants, prefix_mutants
 from tests.plugins.allocators.machine import AllocatorMachine
 from tests.plugins.allocators.memory import MAX_MODEL_LEN
 
@@ -93,12 +95,45 @@ MUTANTS: dict[str, Mutant] = {
         mutants.RemembersRefusal, "test_contiguous.test_external_waste_is_free_runs_shorter_than_the_last_refusal_until_the_next_success"
     ),
     "contiguous: host slots leak": Mutant(mutants.LeaksHostRun),
+    "prefix: hits are not pinned": Mutant(prefix_mutants.DoesNotPin),
+    "prefix: a prompt of whole blocks is found whole": Mutant(prefix_mutants.HitsAll),
+    "prefix: blocks are entered when they are reserved": Mutant(prefix_mutants.RegistersAtReserve),
+    "prefix: the salt is ignored": Mutant(prefix_mutants.IgnoresExtras),
+    "prefix: a weak hash is trusted": Mutant(prefix_mutants.TrustsAnyHash, "test_prefix.test_colliding_keys_share_nothing"),
+    "prefix: hits are counted whenever a request is admitted": Mutant(
+        prefix_mutants.CountsEveryAdmission, "test_prefix.test_hits_are_counted_at_the_first_run_alone"
+    ),
+    "prefix: waiting requests are hashed again": Mutant(
+        prefix_mutants.ForgetsKeys, "test_prefix.test_keys_outlive_close_while_the_request_waits"
+    ),
+    "prefix: keys outlive their request": Mutant(prefix_mutants.KeepsKeys, "test_prefix.test_keys_go_with_their_request"),
+    "prefix: a reset spares what live sequences computed": Mutant(
+        prefix_mutants.ResetsUnusedOnly, "test_prefix.test_reset_forgets_all_that_was_computed_so_far"
+    ),
+    "prefix: a request that must not read the cache does": Mutant(
+        prefix_mutants.ReadsAlways, "test_prefix.test_a_request_that_does_not_read_the_cache_finds_nothing_and_feeds_it"
+    ),
+    "prefix: a block given up can still be found": Mutant(prefix_mutants.KeepsHash),
+    "prefix: its one holder writes into a block that can be found": Mutant(
+        prefix_mutants.WritesWhatIsFound, "test_prefix.test_a_found_block_that_its_one_holder_writes_is_forgotten_not_copied"
+    ),
+    "prefix: beginnings go before ends": Mutant(
+        prefix_mutants.HeadsFirst, "test_prefix.test_explain_says_where_and_why_the_cached_prefix_ends"
+    ),
+    "prefix: an end without its beginning stays entered": Mutant(prefix_mutants.LeavesOrphans),
+    "prefix: blocks that cannot be found are lost": Mutant(prefix_mutants.LosesOrphans),
+    "prefix: only ends are ever given up": Mutant(prefix_mutants.ForgetsQueue),
 }
+
+
+SOUND: tuple[type[Allocator], ...] = (PagedAllocator, ContiguousAllocator, PrefixAllocator)
 
 
 def build(broken: type[Allocator]) -> Allocator:
     if issubclass(broken, PagedAllocator):
         return broken(capacity=44, block_size=4, host_capacity=28)
+    if issubclass(broken, PrefixAllocator):
+        return broken(capacity=44, block_size=4, host_capacity=28, hashing=HASHES["sha256"])
     assert issubclass(broken, ContiguousAllocator)
     return broken(FirstFit(66), reservation="request", max_model_len=MAX_MODEL_LEN, host_capacity=28)
 
@@ -122,7 +157,7 @@ def drive(allocator: type[Allocator]) -> None:
 
 
 def sound(mutant: Mutant) -> type[Allocator]:
-    return PagedAllocator if issubclass(mutant.broken, PagedAllocator) else ContiguousAllocator
+    return next(kind for kind in SOUND if issubclass(mutant.broken, kind))
 
 
 def find(name: str) -> FunctionType:
@@ -155,6 +190,6 @@ def test_a_test_that_notices_passes_without_the_mutant(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("allocator", [PagedAllocator, ContiguousAllocator])
+@pytest.mark.parametrize("allocator", SOUND)
 def test_the_runs_that_notice_pass_without_a_mutant(allocator: type[Allocator]) -> None:
     drive(allocator)

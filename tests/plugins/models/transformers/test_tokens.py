@@ -88,7 +88,7 @@ def _run(model: Model, *, seats: int) -> tuple[tuple[int, ...], ...]:
     engine = Engine(
         scheduler=CONTINUOUS.build(ContinuousOptions(max_num_seqs=seats, max_num_batched_tokens=64), kv, pool.max_model_len),
         kv=kv,
-        runner=TorchRunner(model, kernel, kv, clock=clock, max_rows=seats, fill=float("nan")),
+        runner=TorchRunner(model, kernel, kv, clock=clock, max_rows=seats, debug=True),
         max_model_len=pool.max_model_len,
         vocab_size=VOCAB,
         clock=clock,
