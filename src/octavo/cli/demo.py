@@ -104,20 +104,22 @@ def _compare(registry: Registry, config: EngineConfig, loaded: LoadedModel) -> l
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as aligned text, then a line for each stack without figures: why, and what would mend it."""
-    head = ("stack", "tok/s", "steps", "mean batch", "idle rows", "peak slots", "preempted", "same")
-    cells, without = [head], []
+    """The rows as aligned text, then the stacks without figures by reason, with what would mend it."""
+    cells = [("stack", "tok/s", "steps", "mean batch", "idle rows", "peak slots", "preempted", "same")]
+    without: dict[str, list[str]] = {}
     for row in rows:
-        if row.totals is not None:
+        if row.totals is None:
+            fixes = ", or ".join(f'{change.kind} = "{change.name}"' for change in row.stack.changes)
+            reason = f"{'FAILED' if row.failed else 'Does not run'}: {row.problem}{f'; would run with {fixes}' if fixes else ''}"
+            without.setdefault(reason, []).append(str(row.stack.stack))
+        else:
             t = row.totals
             same = f"{row.same}/{row.of}" + (f" ({row.ties} tied)" if row.ties else "")
             counts = (str(t.steps), f"{t.mean_batch:.2f}", str(t.idle_rows), str(t.peak_slots), str(t.preemptions))
             cells.append((str(row.stack.stack), f"{row.tokens_per_second:.1f}", *counts, same))
-        else:
-            fixes = ", or ".join(f'{change.kind} = "{change.name}"' for change in row.stack.changes)
-            mend = f"; would run with {fixes}" if fixes else ""
-            without.append(f"{row.stack.stack}: {'FAILED' if row.failed else 'does not run'}: {row.problem}{mend}")
-    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*lines, *([""] if without else []), *without])
+    for reason, stacks in without.items():
+        lines += ["", reason, *(f"  {stack}" for stack in stacks)]
+    return "\n".join(lines)
