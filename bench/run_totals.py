@@ -18,7 +18,7 @@ class RunTotals:
     preemptions: int = 0
     peak_slots: int = 0  # granted to live sequences, filled or not
     prefill_tokens: int = 0  # of steps that compute prompts, rows that decode beside them included
-    prefill_seconds: float = 0.0  # of these steps' forward passes
+    prefill_seconds: float = field(default=0.0, compare=False)  # of these steps' forward passes
     stats: KVStats = field(default_factory=KVStats)  # of the pool since it was made, as of the last step
 
     def octavo_step_finished(self, report: StepReport) -> None:

@@ -35,6 +35,7 @@ class Mutant:
 
 
 IN_ORDER = "test_promises.test_transfers_of_one_step_are_meant_in_their_order"
+ORPHANS = "test_prefix.test_what_follows_a_forgotten_block_is_forgotten_too_and_its_room_is_used_first"
 COME_FIRST = "test_promises.test_a_failed_steps_transfers_come_first"
 MUTANTS: dict[str, Mutant] = {
     "paged: transfers come in reverse order": Mutant(mutants.PagedReversed, IN_ORDER),
@@ -95,10 +96,14 @@ MUTANTS: dict[str, Mutant] = {
         mutants.RemembersRefusal, "test_contiguous.test_external_waste_is_free_runs_shorter_than_the_last_refusal_until_the_next_success"
     ),
     "contiguous: host slots leak": Mutant(mutants.LeaksHostRun),
-    "prefix: hits are not pinned": Mutant(prefix_mutants.DoesNotPin),
-    "prefix: a prompt of whole blocks is found whole": Mutant(prefix_mutants.HitsAll),
-    "prefix: blocks are entered when they are reserved": Mutant(prefix_mutants.RegistersAtReserve),
-    "prefix: the salt is ignored": Mutant(prefix_mutants.IgnoresExtras),
+    "prefix: hits are not pinned": Mutant(prefix_mutants.DoesNotPin, "test_prefix.test_hits_are_pinned_before_blocks_are_taken"),
+    "prefix: a prompt of whole blocks is found whole": Mutant(
+        prefix_mutants.HitsAll, "test_prefix.test_one_token_at_least_is_computed", (8, 4)
+    ),
+    "prefix: blocks are entered when they are reserved": Mutant(
+        prefix_mutants.RegistersAtReserve, "test_prefix.test_nothing_is_found_before_it_is_committed"
+    ),
+    "prefix: the salt is ignored": Mutant(prefix_mutants.IgnoresExtras, "test_prefix.test_a_salt_keeps_prompts_apart"),
     "prefix: a weak hash is trusted": Mutant(prefix_mutants.TrustsAnyHash, "test_prefix.test_colliding_keys_share_nothing"),
     "prefix: hits are counted whenever a request is admitted": Mutant(
         prefix_mutants.CountsEveryAdmission, "test_prefix.test_hits_are_counted_at_the_first_run_alone"
@@ -113,16 +118,18 @@ MUTANTS: dict[str, Mutant] = {
     "prefix: a request that must not read the cache does": Mutant(
         prefix_mutants.ReadsAlways, "test_prefix.test_a_request_that_does_not_read_the_cache_finds_nothing_and_feeds_it"
     ),
-    "prefix: a block given up can still be found": Mutant(prefix_mutants.KeepsHash),
+    "prefix: a block given up can still be found": Mutant(
+        prefix_mutants.KeepsHash, "test_prefix.test_a_block_that_is_used_again_is_no_longer_found_by_its_old_content"
+    ),
     "prefix: its one holder writes into a block that can be found": Mutant(
         prefix_mutants.WritesWhatIsFound, "test_prefix.test_a_found_block_that_its_one_holder_writes_is_forgotten_not_copied"
     ),
     "prefix: beginnings go before ends": Mutant(
         prefix_mutants.HeadsFirst, "test_prefix.test_explain_says_where_and_why_the_cached_prefix_ends"
     ),
-    "prefix: an end without its beginning stays entered": Mutant(prefix_mutants.LeavesOrphans),
-    "prefix: blocks that cannot be found are lost": Mutant(prefix_mutants.LosesOrphans),
-    "prefix: only ends are ever given up": Mutant(prefix_mutants.ForgetsQueue),
+    "prefix: an end without its beginning stays entered": Mutant(prefix_mutants.LeavesOrphans, ORPHANS),
+    "prefix: blocks that cannot be found are lost": Mutant(prefix_mutants.LosesOrphans, ORPHANS),
+    "prefix: only ends are ever given up": Mutant(prefix_mutants.ForgetsQueue, ORPHANS),
 }
 
 

@@ -204,6 +204,29 @@ def test_a_found_block_that_its_one_holder_writes_is_forgotten_not_copied() -> N
     kv.check()
 
 
+def test_what_follows_a_forgotten_block_is_forgotten_too_and_its_room_is_used_first() -> None:
+    """The child writes into the first block of a prefix of three; nobody could reach the other two any more."""
+    kv = pool(6)
+    done(kv, request(range(50, 58), 1, name="kept"))
+    lead = start(kv, request(12, 4, n=2))
+    child = Sequence("r/1", lead.request, 1)
+    kv.fork(lead, child, 2)
+    child.num_computed = child.num_scheduled = 2
+    kv.close(lead)
+    kv.check()
+    assert hit(kv, request(12, 4)) == 8
+    assert kv.reserve(child, 2, 4)
+    kv.check()
+    assert hit(kv, request(12, 4)) == 0
+    start(kv, request(range(70, 82), 1, name="other"))
+    assert kv.stats().evictions == 0
+    assert hit(kv, request(range(50, 59), 1)) == 8
+    kv.close(child)
+    start(kv, request(range(90, 102), 1, name="all"))
+    assert kv.usage().filled == kv.capacity
+    kv.check()
+
+
 def test_a_found_block_that_others_hold_is_copied() -> None:
     kv = pool(16)
     lead = start(kv, request(8, 4, n=2))
