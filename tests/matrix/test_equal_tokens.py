@@ -65,7 +65,7 @@ def check(name: str, family: str, company: str, pool: str, block_size: int, budg
             assert tuple(tuple(output.outputs[0].token_ids) for output in outputs) == expected
             usage = llm.engine.kv.usage()
             assert usage.filled == usage.held == 0
-        if STACKS[name].allocator.name == "prefix":
+        if STACKS[name].allocator.name == "prefix" and pool == "ample":  # in the tiny one, evictions may leave nothing to hit
             assert llm.engine.kv.stats().hit_tokens > 0, "the warm run was none"
     if budget and chunking(name):
         assert max(report.num_tokens for report in steps.reports) == budget
