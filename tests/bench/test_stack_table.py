@@ -95,7 +95,7 @@ def test_configured_options_count_for_configured_plugins(loaded: LoadedModel, ex
     usual = compare(plugins, loaded, expected)
     name, other = "continuous + paged + naive + torch + llama", "continuous + contiguous + naive + torch + llama"
     assert small[name].totals.peak_slots < usual[name].totals.peak_slots
-    assert small[other].totals == usual[other].totals
+    assert (small[other].totals.steps, small[other].totals.peak_slots) == (usual[other].totals.steps, usual[other].totals.peak_slots)
 
 
 def test_stacks_without_figures_say_why(loaded: LoadedModel, expected: list[Reference]) -> None:
