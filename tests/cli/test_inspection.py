@@ -51,6 +51,7 @@ def octavo_command(site: Path, *words: str, **environ: str) -> subprocess.Comple
         [sys.executable, "-c", COMMAND, *words],
         capture_output=True,
         text=True,
+        cwd=site,  # Python looks in the current folder first, and the checkout holds the real distribution's metadata
         env={**os.environ, "PYTHONPATH": path, "OCTAVO_NO_PLUGINS": "1", **environ},
         timeout=60,
         check=False,
