@@ -100,7 +100,7 @@ def measure(
     kv = allocator.build(allocator.options(), PoolShape(num_slots=slots, num_host_slots=0, max_model_len=max_model_len, max_num_seqs=rows))
     options = scheduler.options(max_num_seqs=rows, max_num_batched_tokens=rows * PROMPT_LEN + max_model_len)
     engine = Engine(
-        scheduler=scheduler.build(options, kv, max_model_len),
+        scheduler=scheduler.build(options, kv),
         kv=kv,
         runner=NullRunner(kv, max_rows=rows),
         max_model_len=max_model_len,

@@ -127,7 +127,7 @@ def build_engine(
         raise PluginContractError(f"{stack.allocator} was declared with another layout than the {kv.layout!r} that it has")
     pool = pool.divided(kv.capacity, num_host_slots=kv.host_capacity, block_size=kv.block_size)
     pool.check(max_model_len)
-    scheduler = cast(SchedulerPlugin, stack.scheduler.plugin).build(options, kv, max_model_len)
+    scheduler = cast(SchedulerPlugin, stack.scheduler.plugin).build(options, kv)
     if scheduler.chunking != cast(SchedulerPlugin, stack.scheduler.plugin).chunking:
         raise PluginContractError(f"{stack.scheduler} was declared with chunking = {not scheduler.chunking}, and has it otherwise")
     runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug)

@@ -144,7 +144,7 @@ class SchedulerPlugin(Descriptor):
     kind = "scheduler"
     options_base = SchedulerOptions
 
-    build: Callable[[Any, Allocator, int], Scheduler]  # (options, kv, max_model_len)
+    build: Callable[[Any, Allocator], Scheduler]  # (options, kv)
     options: type[SchedulerOptions] = SchedulerOptions
     chunking: bool
 

@@ -102,7 +102,7 @@ class Chunked(Scheduler):
         return self._threshold is not None and request.sequences[0].num_tokens > self._threshold
 
 
-def _build(options: ChunkedOptions, kv: Allocator, max_model_len: int) -> Scheduler:
+def _build(options: ChunkedOptions, kv: Allocator) -> Scheduler:
     return Chunked(options, kv)
 
 

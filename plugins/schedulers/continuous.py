@@ -52,7 +52,7 @@ class Continuous(Scheduler):
             self.grow(plan, request)
 
 
-def _build(options: ContinuousOptions, kv: Allocator, max_model_len: int) -> Scheduler:
+def _build(options: ContinuousOptions, kv: Allocator) -> Scheduler:
     return Continuous(options, kv)
 
 

@@ -118,7 +118,7 @@ class Static(Scheduler):
         return bool(kept)
 
 
-def _build(options: StaticOptions, kv: Allocator, max_model_len: int) -> Scheduler:
+def _build(options: StaticOptions, kv: Allocator) -> Scheduler:
     return Static(options, kv)
 
 

@@ -39,7 +39,7 @@ class Policy:
 
     def build(self, kv: Allocator, **options: Any) -> Scheduler:
         """The scheduler on that pool."""
-        return self.plugin.build(self.plugin.options(**(self.options | options)), kv, MAX_MODEL_LEN)
+        return self.plugin.build(self.plugin.options(**(self.options | options)), kv)
 
     def rig(self, *, kv: Allocator | None = None, **options: Any) -> Rig:
         """An engine of it: `make_rig`, `options` winning over its own."""
@@ -196,7 +196,7 @@ def make_rig(
     kv = kv or PAGED.build(PagedOptions(block_size=block_size), _pool(slots, host))
     options = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN} | options
     if isinstance(scheduler, SchedulerPlugin):
-        policy = scheduler.build(scheduler.options(**options), kv, MAX_MODEL_LEN)
+        policy = scheduler.build(scheduler.options(**options), kv)
     else:
         policy = scheduler(SchedulerOptions(**options), kv)
     return Rig(policy, kv, max_model_len=MAX_MODEL_LEN, depth=depth, failures=failures, tokenizer=tokenizer)

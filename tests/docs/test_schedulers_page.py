@@ -22,7 +22,7 @@ def picture(plugin: SchedulerPlugin, options: dict[str, Any]) -> str:
     """A line a request, a column a step: how many of its tokens run."""
     kv = PAGED.build(PagedOptions(), PoolShape(num_slots=512, num_host_slots=0, max_model_len=MAX_MODEL_LEN, max_num_seqs=3))
     options = {"max_num_seqs": 3, "max_num_batched_tokens": MAX_MODEL_LEN} | options
-    rig = Rig(plugin.build(plugin.options(**options), kv, MAX_MODEL_LEN), kv, max_model_len=MAX_MODEL_LEN)
+    rig = Rig(plugin.build(plugin.options(**options), kv), kv, max_model_len=MAX_MODEL_LEN)
     requests = {"A": rig.add(4, 9), "B": rig.add(4, 3)}
     rig.step(2)
     requests["C"] = rig.add(20, 4)

@@ -21,7 +21,7 @@ MAX_MODEL_LEN = 64
 
 def rig(kv: Allocator, *, depth: int = 1, **options: Any) -> Rig:
     checked = ContinuousOptions(**{"max_num_seqs": 4, "max_num_batched_tokens": 256, **options})
-    return Rig(CONTINUOUS.build(checked, kv, MAX_MODEL_LEN), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
+    return Rig(CONTINUOUS.build(checked, kv), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
 
 
 def ask(rig: Rig, prompt: list[int], max_tokens: int = 4, **params: Any) -> Request:

@@ -21,7 +21,7 @@ def rig(*, slots: int = 12000, block_size: int = 16, depth: int = 1, **options: 
     pool = PoolShape(num_slots=slots, num_host_slots=0, max_model_len=MAX_MODEL_LEN, max_num_seqs=16)
     kv = PAGED.build(PagedOptions(block_size=block_size), pool)
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 2048} | options
-    return Rig(CHUNKED.build(ChunkedOptions(**settings), kv, MAX_MODEL_LEN), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
+    return Rig(CHUNKED.build(ChunkedOptions(**settings), kv), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
 
 
 def pieces(r: Rig, request: Request) -> list[int]:

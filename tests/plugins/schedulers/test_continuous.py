@@ -19,7 +19,7 @@ def rig(*, slots: int = 2400, depth: int = 1, **options: Any) -> Rig:
     pool = PoolShape(num_slots=slots, num_host_slots=0, max_model_len=MAX_MODEL_LEN, max_num_seqs=4)
     kv = PAGED.build(PagedOptions(block_size=4), pool)
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": MAX_MODEL_LEN} | options
-    return Rig(CONTINUOUS.build(ContinuousOptions(**settings), kv, MAX_MODEL_LEN), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
+    return Rig(CONTINUOUS.build(ContinuousOptions(**settings), kv), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
 
 
 def test_no_row_is_idle_while_somebody_waits() -> None:

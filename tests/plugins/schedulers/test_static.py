@@ -25,7 +25,7 @@ def rig(*, slots: int = 2400, allocator: str = "paged", depth: int = 1, **option
     else:
         kv = CONTIGUOUS.build(ContiguousOptions(reservation="request"), pool)
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": MAX_MODEL_LEN} | options
-    return Rig(STATIC.build(StaticOptions(**settings), kv, MAX_MODEL_LEN), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
+    return Rig(STATIC.build(StaticOptions(**settings), kv), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
 
 
 def test_short_beside_long_leaves_its_row_idle_480_steps() -> None:

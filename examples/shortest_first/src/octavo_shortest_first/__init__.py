@@ -30,6 +30,6 @@ def octavo_schedulers() -> list[SchedulerPlugin]:
             name="shortest_first",
             summary="shortest prompt first",
             chunking=False,
-            build=lambda options, kv, max_model_len: ShortestFirst(options, kv),
+            build=lambda options, kv: ShortestFirst(options, kv),
         )
     ]
