@@ -7,20 +7,25 @@ Must not know: any plugin by name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 
+from octavo.core.attention import Kernel
 from octavo.core.clock import Clock, MonotonicClock
-from octavo.core.descriptors import AllocatorPlugin, Facts, KernelPlugin, ModelPlugin, ModelShape, OpsPlugin, PoolShape, SchedulerPlugin
+from octavo.core.descriptors import AllocatorPlugin, Facts, ModelPlugin, ModelShape, PoolShape, SchedulerPlugin
 from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
 from octavo.core.engine import Engine
-from octavo.core.errors import PluginContractError
+from octavo.core.errors import ConfigError, ModelSourceError, OctavoError, PluginContractError
+from octavo.core.kv import Allocator
 from octavo.core.memory import GIB, PoolSize, size_pool
-from octavo.core.model import Model
+from octavo.core.model import Model, Ops
 from octavo.core.registry import Registry
+from octavo.core.scheduling import Scheduler
 from octavo.core.settings.config import EngineConfig
 from octavo.core.settings.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
 from octavo.core.sources import ModelSource, resolve as resolve_source
@@ -62,15 +67,17 @@ def load_model(
     Raises ModelSourceError, ConfigError and its children; nothing large is loaded before the stack is known to run.
     """
     source = source or resolve_source(config.source, revision=config.revision, trust_remote_code=config.trust_remote_code, report=report)
-    choice = choose_model(registry, config.model, source.config)
-    shape = cast(ModelPlugin, choice.plugin).describe(source.config)
+    with _reading(source.path / "config.json"):
+        choice = choose_model(registry, config.model, source.config)
+        shape = cast(ModelPlugin, choice.plugin).describe(source.config)
     device = choose_device(config.engine.device)
     dtype, kv_dtype = resolve_dtypes(config.engine, shape.dtype, native_dtypes(device))
     facts = shape.facts(device=str(device), dtype=dtype, kv_dtype=kv_dtype, capability=capability(device))
     stack = resolve(registry, config, model=choice, shape=shape, facts=facts).stack
-    tokenizer = Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None
-    ops = cast(OpsPlugin, stack.ops.plugin).build(stack.ops.options, facts)
-    model = cast(ModelPlugin, choice.plugin).build(source, choice.options, ops, dtype=getattr(torch, dtype), device=device)
+    with _reading(source.path / "tokenizer_config.json"):
+        tokenizer = Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None
+    ops = _build(stack.ops, Ops, stack.ops.options, facts)
+    model = _build(choice, Model, source, choice.options, ops, dtype=getattr(torch, dtype), device=device)
     report(f"weights: {model.weight_bytes() / GIB:.2f} GiB in {dtype} on {describe_device(device)}")
     return LoadedModel(
         source=source,
@@ -101,7 +108,7 @@ def build_engine(
     stack, options, max_model_len = resolved.stack, resolved.scheduler_options, resolved.max_model_len
     on_gpu = facts.device_type != "cpu"
     budget = options.max_num_batched_tokens or max_model_len
-    kernel = cast(KernelPlugin, stack.kernel.plugin).build(stack.kernel.options, model.layers, facts)
+    kernel = _build(stack.kernel, Kernel, stack.kernel.options, model.layers, facts)
     pool = size_pool(
         slot_bytes=sum(spec.bytes_per_slot for layer in model.layers for spec in kernel.cache_spec(layer)),
         max_model_len=max_model_len,
@@ -114,23 +121,25 @@ def build_engine(
         num_kv_slots=settings.num_kv_slots,
         swap_space=settings.swap_space,
     )
-    kv = cast(AllocatorPlugin, stack.allocator.plugin).build(
-        stack.allocator.options,
-        PoolShape(
-            num_slots=pool.num_slots,
-            num_host_slots=pool.num_host_slots,
-            max_model_len=max_model_len,
-            max_num_seqs=options.max_num_seqs,
-        ),
+    shape = PoolShape(
+        num_slots=pool.num_slots,
+        num_host_slots=pool.num_host_slots,
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
     )
+    kv = _build(stack.allocator, Allocator, stack.allocator.options, shape)
     if kv.layout != cast(AllocatorPlugin, stack.allocator.plugin).layout:
         raise PluginContractError(f"{stack.allocator} was declared with another layout than the {kv.layout!r} that it has")
     pool = pool.divided(kv.capacity, num_host_slots=kv.host_capacity, block_size=kv.block_size)
     pool.check(max_model_len)
-    scheduler = cast(SchedulerPlugin, stack.scheduler.plugin).build(options, kv)
+    scheduler = _build(stack.scheduler, Scheduler, options, kv)
     if scheduler.chunking != cast(SchedulerPlugin, stack.scheduler.plugin).chunking:
         raise PluginContractError(f"{stack.scheduler} was declared with chunking = {not scheduler.chunking}, and has it otherwise")
-    runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug)
+    try:
+        runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug)
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        size = f"{pool.num_bytes / GIB:.2f} GiB ({pool.reason})"
+        raise ConfigError(f"the KV pool of {size} cannot be allocated on {facts.device}: make it smaller ({error})") from error
     engine = Engine(
         scheduler=scheduler,
         kv=kv,
@@ -152,3 +161,28 @@ def build_engine(
     for line in pool.log_lines(max_model_len):
         report(line)
     return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded)
+
+
+Part = TypeVar("Part")
+
+
+def _build(choice: Choice, kind: type[Part], *arguments: Any, **named: Any) -> Part:
+    """What the plugin builds. A mistake of the plugin is told as one: PluginContractError."""
+    try:
+        built = choice.plugin.build(*arguments, **named)
+    except (OctavoError, MemoryError):
+        raise
+    except Exception as error:
+        raise PluginContractError(f"{choice} could not be built: {type(error).__name__}: {error}") from error
+    if not isinstance(built, kind):
+        raise PluginContractError(f"{choice}: build returned {built!r:.60}, which is no {kind.__name__}")
+    return built
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """A model's file of valid JSON may hold anything: say which file it is that cannot be used."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError) as error:
+        raise ModelSourceError(f"{file} (or a file beside it) cannot be used: {type(error).__name__}: {error}") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Engine:
         self.runner = runner
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
-        self.eos_token_ids = tuple(eos_token_ids)
+        self.eos_token_ids = tuple(token for token in eos_token_ids if 0 <= token < vocab_size)  # a model's files may name others
         self.tokenizer = tokenizer
         self.clock: Clock = clock or MonotonicClock()
         self.seed = seed
@@ -148,12 +149,18 @@ class Engine:
         if request is not None:
             self._end(request, "abort")
 
+    def discard(self, request_id: str) -> None:
+        """Nobody will ask for what came out for this request."""
+        self._outputs = [output for output in self._outputs if output.request_id != request_id]
+
     # ---------------------------------------------------------------------- step
 
     def step(self) -> list[RequestOutput]:
         """Plan the next step, start it, and apply the oldest one in flight. Returns what became ready to hand out."""
         started = self.clock.now()
         plan = self.scheduler.schedule(started)
+        if not isinstance(plan, BatchPlan):
+            raise PluginContractError(f"{type(self.scheduler).__name__}.schedule returned {plan!r:.60}, not what PlanBuilder.build makes")
         flight = Flight(next(self._steps), plan, None, started, {"schedule": self.clock.now() - started})
         for request, error in plan.failed:
             self._end(request, "error", error)
@@ -332,7 +339,7 @@ class Engine:
 
     def _check_progress(self, plan: BatchPlan) -> None:
         """Nothing is planned and nothing in flight: fine if somebody just left or the policy waits on purpose."""
-        if not self.requests or plan.wait_until is not None:
+        if not self.requests or (plan.wait_until is not None and self.clock.now() < plan.wait_until < math.inf):
             return
         self._barren += 1
         if plan.failed or (plan.preempted and self._barren <= 2 * len(self.requests) + 8):

@@ -115,4 +115,9 @@ def size_pool(
         reason=reason,
     )
     size.check(max_model_len)
+    if size.num_bytes > device.total:
+        raise ConfigError(
+            f"the KV pool ({reason}) of {slots} slots x {slot_bytes} bytes = {size.num_bytes / GIB:.1f} GiB is more than the device's "
+            f"{device.total / GIB:.1f} GiB of memory: make it smaller"
+        )
     return size

@@ -32,7 +32,7 @@ class ClassLimits(PluginOptions):
 class SchedulerOptions(PluginOptions):
     """What every scheduler understands; a scheduler plugin's options derive from it."""
 
-    max_num_seqs: int = Field(256, ge=1, description="most sequences that run at once")
+    max_num_seqs: int = Field(256, ge=1, le=65536, description="most sequences that run at once")
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,

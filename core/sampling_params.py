@@ -61,7 +61,9 @@ class SamplingParams:
     n: Annotated[int, _spec("Outputs to sample from the one prompt.", "a whole number from 1 to 64", ge=1, le=64)] = 1
     temperature: Annotated[
         float,
-        _spec(f"Divides the logits; below {GREEDY_BELOW} the likeliest token is taken (greedy).", "a number, 0 or above", ge=0),
+        _spec(
+            f"Divides the logits; below {GREEDY_BELOW} the likeliest token is taken (greedy).", "a number from 0 to 1,000,000", ge=0, le=1e6
+        ),
     ] = 1.0
     top_p: Annotated[
         float, _spec("Keep the likeliest tokens that together have this probability; 1: off.", "a number above 0, at most 1", gt=0, le=1)

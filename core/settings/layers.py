@@ -33,7 +33,7 @@ def from_file(path: str | Path) -> Layer:
         return Layer(str(path), merge({}, tomllib.loads(Path(path).read_text(encoding="utf-8"))))
     except OSError as error:
         raise InvalidOptionsError(f"config file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # what TOML refuses, and what Python refuses to read as a number
         raise InvalidOptionsError(f"config file {path} is not valid TOML: {error}") from error
 
 
@@ -58,7 +58,7 @@ def value_of(text: str) -> Any:
     """The TOML value that `text` writes (8, 0.5, true, [1, 2], {a = 1}, "8"); any other text stands for itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # what TOML refuses, and what Python refuses to read as a number
         return text
     is_plain = parsed.keys() == {"value"} and isinstance(parsed["value"], bool | int | float | str | list | dict)
     return parsed["value"] if is_plain else text

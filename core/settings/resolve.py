@@ -117,7 +117,7 @@ def _with_automatic_parts(registry: Registry, config: EngineConfig, facts: Facts
     named = {kind: cast("Choice | None", getattr(config, kind)) for kind in ("model", *EXCHANGEABLE)}
     candidates = {kind: [choice] if choice else _candidates(registry, kind) for kind, choice in named.items()}
     combinations = [Stack(**dict(zip(candidates, parts, strict=True))) for parts in product(*candidates.values())]
-    return next((stack for stack in combinations if not problems(stack, facts)), combinations[0])
+    return min(combinations, key=lambda stack: len(problems(stack, facts)))  # the first of equals: the favourites
 
 
 def _candidates(registry: Registry, kind: str) -> list[Choice]:

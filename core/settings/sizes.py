@@ -18,6 +18,8 @@ def parse_size(value: Any) -> Any:
     match = _PATTERN.fullmatch(value.strip())
     if match is None:
         raise ValueError(f"write bytes as a number, or a number with a unit ({', '.join(UNITS)}), like '4GiB'")
+    if len(match[1]) > 20:
+        raise ValueError("no memory is that large")
     return int(float(match[1]) * UNITS[match[2]])
 
 

@@ -5,6 +5,7 @@ Must not know: plugins by name, tensors.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.settings.config import load_config
 from octavo.core.settings.flat import from_flat
 from octavo.core.text.tokenizer import Tokenizer
+from octavo.core.turns import Turns
+
+logger = logging.getLogger("octavo")
 
 Prompt = str | Mapping[str, Any]
 """Text, or a mapping with `prompt` or `prompt_token_ids` and, if wanted, `priority`, `class` and `user` of its own."""
@@ -58,6 +62,8 @@ class LLM:
     def _start(self, built: BuiltEngine) -> None:
         self._built: BuiltEngine | None = built
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # of the calls under way, by request id
+        self._left: deque[str] = deque()  # requests whose call was left, to be aborted
+        self._turns = Turns()
 
     @property
     def built(self) -> BuiltEngine:
@@ -160,7 +166,7 @@ class LLM:
                 f"a prompt is text, or a mapping like {{'prompt_token_ids': [1, 2]}} for token ids, not {type(prompt).__name__}",
                 field="prompt",
             )
-        unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids", *_ABOUT})
+        unknown = sorted(set(map(str, prompt)) - {"prompt", "prompt_token_ids", *_ABOUT})
         if unknown:
             hint = "; messages go to chat()" if "role" in prompt else ""
             known = ", ".join(("prompt", "prompt_token_ids", *_ABOUT))
@@ -180,6 +186,20 @@ class LLM:
         return _Prompt(self._tokenizer.encode(text, add_special_tokens=False), text, {})  # the template wrote BOS itself
 
     # ------------------------------------------------------------------------ end
+
+    def _abort_left(self) -> None:
+        """End the requests of calls that were left, and drop what would have come out; one that fails does not keep the others."""
+        errors = []
+        with self._turns.take():
+            while self._left:
+                request_id = self._left.popleft()
+                try:
+                    self.engine.abort(request_id)
+                except Exception as error:
+                    errors.append(error)
+                self.engine.discard(request_id)
+        if errors:
+            logger.error("aborting a request failed: %s", errors[0], exc_info=errors[0])
 
     def close(self) -> None:
         """Abort what runs and give memory back. Twice is fine."""
@@ -222,17 +242,18 @@ class _Call:
 
     def add(self, about: Mapping[str, Any], ready: _Prompt, params: SamplingParams, *, stream: bool = False) -> str:
         """Send a request; returns its id. Raises RequestError."""
-        request = self._engine.add_request(
-            ready.token_ids,
-            params,
-            prompt_text=ready.text,
-            priority=about["priority"],
-            class_name=about["class"],
-            user=about["user"],
-            stream=stream,
-        )
-        self._ids.append(request.id)
-        self._llm._inboxes[request.id] = self._inbox
+        with self._llm._turns.take():
+            request = self._engine.add_request(
+                ready.token_ids,
+                params,
+                prompt_text=ready.text,
+                priority=about["priority"],
+                class_name=about["class"],
+                user=about["user"],
+                stream=stream,
+            )
+            self._ids.append(request.id)
+            self._llm._inboxes[request.id] = self._inbox
         return request.id
 
     def __iter__(self) -> Iterator[RequestOutput]:
@@ -247,10 +268,14 @@ class _Call:
 
     def _step(self) -> None:
         engine, inboxes = self._llm.engine, self._llm._inboxes  # asked anew: the LLM may have been closed meanwhile
-        for output in engine.step():
-            inbox = inboxes.get(output.request_id)
-            if inbox is not None:  # None: aborted
-                inbox.append(output)
+        self._llm._abort_left()
+        with self._llm._turns.take():
+            if not engine.has_work:
+                raise EngineError("the engine has nothing to do, yet an answer is waited for: was engine.step() called from outside?")
+            for output in engine.step():
+                inbox = inboxes.get(output.request_id)
+                if inbox is not None:  # None: aborted
+                    inbox.append(output)
         if engine.wait_until is not None:
             engine.clock.sleep_until(engine.wait_until)
 
@@ -260,7 +285,9 @@ class _Call:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for request_id in self._ids:
             self._llm._inboxes.pop(request_id, None)
-            self._engine.abort(request_id)
+        self._llm._left.extend(self._ids)
+        if self._llm._built is not None and self._llm._turns.free():  # else: collected in the middle of a step, aborted before the next
+            self._llm._abort_left()
 
 
 def _as_list(prompts: object) -> list[Any]:

@@ -112,7 +112,10 @@ def test_stacks_without_figures_say_why(loaded: LoadedModel, expected: list[Refe
     assert (refused.problem, refused.failed) == ("kernel 'gpu_only' needs device:cuda, but device is cpu", False)
     assert {change.name for change in refused.stack.changes} == {"naive", "sdpa", "broken"}
     failed = rows["static + paged + broken + torch + llama"]
-    assert (failed.problem, failed.failed) == ("ZeroDivisionError: division by zero", True)
+    assert (failed.problem, failed.failed) == (
+        "PluginContractError: kernel 'broken' could not be built: ZeroDivisionError: division by zero",
+        True,
+    )
     assert sum(row.same == 6 for row in rows.values()) == 8
 
 

@@ -90,7 +90,9 @@ def test_stacks_that_do_not_run(
     printed = capsys.readouterr().out
     refused = paragraph(printed, "Does not run: kernel 'of_the_future' needs device:cuda, but device is cpu; would run with kernel = ")
     assert 'kernel = "naive"' in refused and "\n  static + paged + of_the_future + torch + llama\n" in refused
-    failed = paragraph(printed, "FAILED: NotImplementedError: a fake plugin builds nothing\n")
+    failed = paragraph(
+        printed, "FAILED: PluginContractError: kernel 'of_glass' could not be built: NotImplementedError: a fake plugin builds nothing\n"
+    )
     assert ("  static + paged + of_glass + torch + llama\n" in failed) == bool(status)
     assert all(cells[-1] == "2/2" for cells in rows_of(printed).values())
 

@@ -113,8 +113,8 @@ def test_a_models_name_is_a_name(
     ("flags", "message"),
     [
         (["--max-tokens", "0"], "max_tokens = 0: must be a whole number, 1 or above, or None"),
-        (["--temperature", "-1"], "temperature = -1.0: must be a number, 0 or above"),
-        (["--temperature", "nan"], "temperature = nan: must be a number, 0 or above"),
+        (["--temperature", "-1"], "temperature = -1.0: must be a number from 0 to 1,000,000"),
+        (["--temperature", "nan"], "temperature = nan: must be a number from 0 to 1,000,000"),
         (["--max-tokens", "500"], "5 prompt tokens + max_tokens 500 = 505 exceed max_model_len 128: ask for at most 123"),
         (["--set", "engine.num_kv_slots=16"], "the KV pool (num_kv_slots) has 16 slots of 512 bytes and cannot hold one request"),
         (["--set", "scheduler"], "--set scheduler: write --set SECTION.NAME=VALUE"),

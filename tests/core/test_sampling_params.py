@@ -92,7 +92,7 @@ def test_positional_arguments_are_named_in_errors_too() -> None:
     ("field", "least", "most"),
     [
         ("n", 1, 64),
-        ("temperature", 0, 1e300),
+        ("temperature", 0, 1e6),
         ("top_p", 1e-9, 1),
         ("top_k", -1, LARGEST),
         ("min_p", 0, 1),

@@ -398,3 +398,25 @@ def test_a_model_without_template_says_so(new_llm: Callable[..., LLM]) -> None:
     with pytest.raises(RequestError, match="this model has no chat template"):
         llm.chat([{"role": "user", "content": "Hi"}], GREEDY, use_tqdm=False)
     assert len(llm.generate("Hi", GREEDY, use_tqdm=False)) == 1
+
+
+def test_answers_of_refused_and_abandoned_calls_are_not_kept(llm: LLM) -> None:
+    """Nobody will ask for them: a client that keeps being refused costs no memory."""
+    good = {"prompt_token_ids": [1, 2, 3]}
+    for _ in range(20):
+        with pytest.raises(RequestError):
+            llm.generate([good, {**good, "class": "none such"}], use_tqdm=False)
+    stream = llm.stream(good, SamplingParams(temperature=0, max_tokens=8))
+    next(stream)
+    stream.close()
+    assert not llm.engine.requests and not llm.engine.has_work
+
+
+def test_a_step_from_outside_does_not_make_a_stream_wait_for_ever(llm: LLM) -> None:
+    """Whoever steps the engine itself takes the outputs; the stream says so."""
+    stream = llm.stream({"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    next(stream)
+    while llm.engine.has_work:
+        llm.engine.step()
+    with pytest.raises(EngineError, match=r"was engine\.step\(\) called from outside"):
+        next(stream)

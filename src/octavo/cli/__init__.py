@@ -6,7 +6,9 @@ Must not know: what a command does.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -44,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     2: the settings or the request cannot be used, 1: any other error of ours; both are printed without a traceback. 130: Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    if sys.stdout is None:  # `octavo plugins >&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows another, and loses nothing else
     command = next((word for word in argv if not word.startswith("-")), None)
     parser = build_parser(command)
     if not argv:
@@ -62,3 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `octavo plugins | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain when it flushes at its end
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"octavo: the output could not be written: {error.strerror}", file=sys.stderr)
+        return 1
