@@ -86,7 +86,7 @@ def _run(model: Model, *, seats: int) -> tuple[tuple[int, ...], ...]:
     kernel = NAIVE.build(NAIVE.options(), model.layers, facts)
     clock = MonotonicClock()
     engine = Engine(
-        scheduler=CONTINUOUS.build(ContinuousOptions(max_num_seqs=seats, max_num_batched_tokens=64), kv, pool.max_model_len),
+        scheduler=CONTINUOUS.build(ContinuousOptions(max_num_seqs=seats, max_num_batched_tokens=64), kv),
         kv=kv,
         runner=TorchRunner(model, kernel, kv, clock=clock, max_rows=seats, debug=True),
         max_model_len=pool.max_model_len,
