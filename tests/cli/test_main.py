@@ -103,3 +103,14 @@ def test_other_errors_of_ours_are_status_1(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["generate", "Hello", "--model", "./nowhere"]) == 1
     assert capsys.readouterr().err.startswith("octavo: there is no file or folder nowhere.")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_said() -> None:
+    """Where the output goes has no room: status 1 and one line, no traceback."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "octavo", "plugins"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "octavo: the output could not be written: No space left on device\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from octavo.core.assembly import BuiltEngine, LoadedModel, build_engine, load_model
 from octavo.core.clock import ManualClock
 from octavo.core.descriptors import KINDS
-from octavo.core.errors import ConfigError, IncompatibleStackError, ModelSourceError
+from octavo.core.errors import ConfigError, IncompatibleStackError, ModelSourceError, PluginContractError
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.settings.config import EngineConfig, load_config
@@ -181,3 +182,41 @@ def test_the_pool_of_a_gpu_leaves_room_for_weights_and_activations(caplog: pytes
     assert total - free <= 0.5 * total + 2**30
     assert len(run(built)) == 4
     built.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"rope_parameters": 5}'),
+        ("config.json", '{"rms_norm_eps": "x"}'),
+        ("tokenizer_config.json", '{"eos_token": {"a": 1}}'),
+    ],
+)
+def test_a_models_file_of_the_wrong_shape_is_named(file: str, text: str, tmp_path: Path) -> None:
+    """Valid JSON may hold anything: the error says which file cannot be used, without a traceback of ours."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny("llama_gqa"), folder)
+    old = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps(old | json.loads(text)))
+    registry = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+    checked = load_config(registry, environ={}, overrides={"model": {"source": str(folder)}, "engine": {"device": "cpu"}})
+    with pytest.raises((ModelSourceError, IncompatibleStackError), match=r"cannot be used|no built-in model plugin accepts"):
+        load_model(registry, checked)
+
+
+@pytest.mark.parametrize(
+    ("build", "text"), [("None", "build returned None, which is no Kernel"), ("1 / 0", "could not be built: ZeroDivision")]
+)
+def test_a_plugin_that_builds_nothing_is_named(build: str, text: str, loaded: LoadedModel) -> None:
+    """Its mistake is told as its own."""
+    registry = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+    plugin = replace(
+        fake_kernel("odd", provides=frozenset({"paged_kv", "contiguous_kv"})),
+        build=lambda options, layers, facts: eval(build),  # what a mistaken author might have written
+    )
+    registry.add(plugin)
+    checked = load_config(
+        registry, environ={}, overrides={"kernel": {"plugin": "odd"}, "engine": {"device": "cpu", "dtype": "float32", "num_kv_slots": 512}}
+    )
+    with pytest.raises(PluginContractError, match=f"kernel 'odd'.*{text}"):
+        build_engine(registry, checked, loaded)

@@ -569,3 +569,41 @@ def test_banning_every_token_is_refused(new_rig: NewRig) -> None:
     everything = tuple(range(rig.engine.vocab_size))
     with pytest.raises(RequestError, match="every token is a stop token"):
         rig.engine.add_request([1], SamplingParams(min_tokens=2, stop_token_ids=everything))
+
+
+@pytest.mark.parametrize("plan", [None, [], "nothing"])
+def test_a_schedule_that_is_no_plan_is_the_plugins_fault(new_rig: NewRig, plan: Any) -> None:
+    """And the message names the policy."""
+
+    class Forgetful(Simple):
+        def schedule(self, now: float) -> BatchPlan:
+            return plan  # type: ignore[no-any-return]
+
+    rig = new_rig(Forgetful)
+    rig.add()
+    with pytest.raises(PluginContractError, match=r"Forgetful\.schedule returned .*, not what PlanBuilder\.build makes"):
+        rig.step()
+
+
+@pytest.mark.parametrize("wait_until", [-1.0, 0.0, float("nan"), float("inf")])
+def test_waiting_for_what_never_comes_is_being_stuck(new_rig: NewRig, wait_until: float) -> None:
+    """A policy that plans nothing and names no time to come hangs nobody."""
+
+    class Waits(Simple):
+        def schedule(self, now: float) -> BatchPlan:
+            return self.plan().build(wait_until=wait_until)
+
+    rig = new_rig(Waits)
+    rig.add()
+    with pytest.raises(EngineStuckError):
+        rig.step()
+
+
+def test_eos_ids_outside_the_vocabulary_are_left_out(new_rig: NewRig) -> None:
+    """A model's own files may name them; they can never be sampled, nor banned."""
+    rig = new_rig(Simple)
+    engine = rig.engine
+    made = type(engine)(
+        scheduler=rig.scheduler, kv=rig.kv, runner=rig.runner, max_model_len=8, vocab_size=4, eos_token_ids=(-1, 0, 3, 4, 99)
+    )
+    assert made.eos_token_ids == (0, 3)

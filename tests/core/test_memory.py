@@ -104,3 +104,9 @@ def test_a_pool_too_small_for_one_request_is_refused_with_the_numbers() -> None:
         "the KV pool (num_kv_slots) has 4096 slots of 131072 bytes and cannot hold one request of max_model_len 8192: "
         "lower max_model_len, or give it more (1.00 GiB are needed)"
     )
+
+
+def test_a_pool_larger_than_the_device_is_refused_before_it_is_allocated() -> None:
+    """The message has what was asked for and what there is."""
+    with pytest.raises(ConfigError, match=r"1000000 slots x 131072 bytes = 122\.1 GiB is more than the device's 80\.0 GiB of memory"):
+        pool(num_kv_slots=1_000_000)
