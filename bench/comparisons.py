@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.bench.run_totals import RunTotals
@@ -81,7 +81,6 @@ class Extremes:
     tokens: int = 0
     seconds: float = 0.0
     at_once: int = 0
-    _begun: float = field(default_factory=time.perf_counter)
 
     def octavo_step_finished(self, report: StepReport) -> None:
         """Look at one step."""

@@ -180,6 +180,12 @@ class KernelPlugin(Descriptor):
     build: Callable[[Any, tuple[LayerSpec, ...], Facts], Kernel]  # (options, layers, facts)
 
 
+def other_kv_dtype(options: Any, facts: Facts) -> Iterable[str]:
+    """The refusal (`rejects`) of a kernel that keeps KV in the model's own type."""
+    if facts.kv_dtype != facts.dtype:
+        yield f"keeps KV in the model's dtype: kv_dtype must be {facts.dtype!r} or 'auto', not {facts.kv_dtype!r}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpsPlugin(Descriptor):
     """Everything a layer computes besides attention: linears, norms, RoPE, activations, argmax."""

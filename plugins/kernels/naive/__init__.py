@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from octavo.core.descriptors import Facts, KernelPlugin
+from octavo.core.descriptors import Facts, KernelPlugin, other_kv_dtype
 from octavo.core.hookspecs import hookimpl
 from octavo.core.options import PluginOptions
 
 if TYPE_CHECKING:
     from octavo.core.attention import Kernel, LayerSpec
-
-
-def _rejects(options: PluginOptions, facts: Facts) -> Iterable[str]:
-    if facts.kv_dtype != facts.dtype:
-        yield f"kernel 'naive' keeps KV in the model's dtype: kv_dtype must be {facts.dtype!r} or 'auto', not {facts.kv_dtype!r}"
 
 
 def _build(options: PluginOptions, layers: tuple[LayerSpec, ...], facts: Facts) -> Kernel:
@@ -30,7 +25,7 @@ NAIVE = KernelPlugin(
     name="naive",
     summary="plain torch, one row at a time: written to be read, and to check others by",
     provides=frozenset({"contiguous_kv", "paged_kv", "window", "softcap", "sinks"}),
-    rejects=_rejects,
+    rejects=other_kv_dtype,
     preference=0,
     build=_build,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from octavo.core.descriptors import Facts, KernelPlugin
+from octavo.core.descriptors import Facts, KernelPlugin, other_kv_dtype
 from octavo.core.hookspecs import hookimpl
 from octavo.core.options import PluginOptions
 
@@ -23,11 +23,6 @@ class SdpaOptions(PluginOptions):
     )
 
 
-def _rejects(options: SdpaOptions, facts: Facts) -> Iterable[str]:
-    if facts.kv_dtype != facts.dtype:
-        yield f"kernel 'sdpa' keeps KV in the model's dtype: kv_dtype must be {facts.dtype!r} or 'auto', not {facts.kv_dtype!r}"
-
-
 def _build(options: SdpaOptions, layers: tuple[LayerSpec, ...], facts: Facts) -> Kernel:
     import torch
 
@@ -41,7 +36,7 @@ SDPA = KernelPlugin(
     summary="torch's scaled_dot_product_attention; decoding rows are gathered and attended together",
     options=SdpaOptions,
     provides=frozenset({"contiguous_kv", "paged_kv", "window"}),  # SDPA has neither soft-cap nor sinks
-    rejects=_rejects,
+    rejects=other_kv_dtype,
     preference=10,
     build=_build,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from octavo.core.descriptors import Facts, KernelPlugin
+from octavo.core.descriptors import Facts, KernelPlugin, other_kv_dtype
 from octavo.core.hookspecs import hookimpl
 from octavo.core.options import PluginOptions
 
@@ -33,8 +33,7 @@ def _needs(options: TritonPagedOptions, facts: Facts) -> Iterable[str]:
 
 
 def _rejects(options: TritonPagedOptions, facts: Facts) -> Iterable[str]:
-    if facts.kv_dtype != facts.dtype:
-        yield f"kernel 'triton_paged' keeps KV in the model's dtype: kv_dtype must be {facts.dtype!r} or 'auto', not {facts.kv_dtype!r}"
+    yield from other_kv_dtype(options, facts)
     if facts.capability is not None and facts.capability < OLDEST_CAPABILITY:
         wanted, found = (".".join(map(str, capability)) for capability in (OLDEST_CAPABILITY, facts.capability))
         yield f"Triton needs a GPU of compute capability {wanted} or newer, this one has {found}"

@@ -201,7 +201,7 @@ def test_refuses_another_kv_dtype(name: str) -> None:
     options = descriptor.options()
     assert list(descriptor.rejects(options, facts("bfloat16"))) == []
     assert list(descriptor.rejects(options, facts("bfloat16", kv_dtype="float32"))) == [
-        f"kernel '{name}' keeps KV in the model's dtype: kv_dtype must be 'bfloat16' or 'auto', not 'float32'"
+        "keeps KV in the model's dtype: kv_dtype must be 'bfloat16' or 'auto', not 'float32'"
     ]
 
 
