@@ -11,29 +11,29 @@ Must not know: torch, what a policy or an allocator does inside, who asks.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
+from octavo.core.answers import Answers
 from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.errors import EngineStuckError, PluginContractError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate, advance_beams, split
+from octavo.core.intake import make_request
 from octavo.core.kv import Allocator
+from octavo.core.logprobs import TokenLogprobs
 from octavo.core.observers import Observers
-from octavo.core.outputs import RequestOutput, completed, step_report, streamed
+from octavo.core.outputs import RequestOutput, step_report
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.request_checks import check_request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
-from octavo.core.text.output_text import OutputText
-from octavo.core.text.stopping import resolve_stop_ids
+from octavo.core.step_checks import check_books
 from octavo.core.text.tokenizer import Tokenizer
-
-logger = logging.getLogger("octavo")
 
 
 @dataclass(slots=True)
@@ -76,11 +76,12 @@ class Engine:
         self.seed = seed
         self.depth = depth
         self.debug = debug
+        self.answers = Answers(tokenizer)
         self.observers = Observers()
         self.requests: dict[str, Request] = {}
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
-        self._outputs: list[RequestOutput] = []
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap; those of ended requests go when they come up
         self._next_order = 0  # of the next request
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
@@ -88,7 +89,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Requests are unanswered or steps in flight."""
-        return bool(self.requests or self._flying or self._outputs)
+        return bool(self.requests or self._flying or self.answers)
 
     # ------------------------------------------------------------------ requests
 
@@ -99,7 +100,7 @@ class Engine:
         *,
         request_id: str | None = None,
         prompt_text: str | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         class_name: str = "default",
         user: str = "",
         beam_width: int = 0,
@@ -108,40 +109,30 @@ class Engine:
         """Take a request of token ids; it waits for the scheduler. Raises RequestError, and then nothing has changed.
 
         `stream`: pieces after each step instead of one answer at the end. Priority: lower is sooner, without effect under
-        `order = fcfs`. `max_tokens = None` means the rest of the context.
+        `order = fcfs`; None: what `params` say. `max_tokens = None` means the rest of the context.
         """
-        order = self._next_order
-        room = self.max_model_len - len(prompt)
-        request = Request(
-            request_id if request_id is not None else self._unused_id(order),
-            tuple(prompt),
+        request = make_request(
+            self,
+            prompt,
             params,
-            max_tokens=room if params.max_tokens is None else params.max_tokens,
-            seed=params.seed if params.seed is not None else _mix(self.seed, order),
-            stop_ids=resolve_stop_ids(params, eos_token_ids=self.eos_token_ids, vocab_size=self.vocab_size),
-            arrival=self.clock.now(),
-            order=order,
+            order=self._next_order,
+            request_id=request_id,
+            prompt_text=prompt_text,
             priority=priority,
             class_name=class_name,
             user=user,
             beam_width=beam_width,
             stream=stream,
-            prompt_text=prompt_text,
         )
         check_request(request, self)
         if not beam_width:
-            request.sequences[0].text = self._new_text(request)
+            self.answers.begin(request.sequences[0])
         self.scheduler.add(request)
         self.requests[request.id] = request
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.order, request))
         self._next_order += 1
         return request
-
-    def _unused_id(self, order: int) -> str:
-        """A name for a request that brought none; callers' own names may look alike."""
-        return next(name for n in itertools.count(order) if (name := f"request-{n}") not in self.requests)
-
-    def _new_text(self, request: Request) -> OutputText:
-        return OutputText(self.tokenizer, params=request.params, stop_ids=request.stop_ids, max_tokens=request.max_tokens)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its KV goes back at once. Unknown and ended ids are fine."""
@@ -151,13 +142,14 @@ class Engine:
 
     def discard(self, request_id: str) -> None:
         """Nobody will ask for what came out for this request."""
-        self._outputs = [output for output in self._outputs if output.request_id != request_id]
+        self.answers.discard(request_id)
 
     # ---------------------------------------------------------------------- step
 
     def step(self) -> list[RequestOutput]:
         """Plan the next step, start it, and apply the oldest one in flight. Returns what became ready to hand out."""
         started = self.clock.now()
+        self._expire(started)
         plan = self.scheduler.schedule(started)
         if not isinstance(plan, BatchPlan):
             raise PluginContractError(f"{type(self.scheduler).__name__}.schedule returned {plan!r:.60}, not what PlanBuilder.build makes")
@@ -171,15 +163,27 @@ class Engine:
                 self._check_progress(plan)
             if plan.preempted or plan.failed:
                 self._tell(flight)  # nothing to run, hence no result to wait for
-        self.wait_until = plan.wait_until if not plan and not self._flying else None
+        self.wait_until = self._wake_up(plan) if not plan and not self._flying else None
         if self._flying and (not plan or len(self._flying) >= self.depth):
             oldest = self._flying.popleft()
             self._finish_step(oldest)
             self._tell(oldest)
         if self.debug:
-            self._check_invariants()
-        outputs, self._outputs = self._outputs, []
-        return outputs
+            check_books(self.scheduler, self.kv, self.requests.values())
+        return self.answers.drain()
+
+    def _expire(self, now: float) -> None:
+        """End the requests whose time is up, with what they have."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heappop(self._deadlines)[2]
+            if self.requests.get(request.id) is request:
+                self._end(request, "timeout")
+
+    def _wake_up(self, plan: BatchPlan) -> float | None:
+        """Until when nothing is to be done: the policy's own time, or the next request's to end, whichever comes first."""
+        if plan.wait_until is None or not self._deadlines:
+            return plan.wait_until
+        return min(plan.wait_until, self._deadlines[0][0])
 
     def _submit(self, flight: Flight) -> None:
         self._barren = 0
@@ -221,12 +225,15 @@ class Engine:
                 self._end(request, "error", result.errors[index])
                 continue
             computed = chunk.start + chunk.length
+            if index in result.prompt_logprobs:
+                request.prompt_logprobs += result.prompt_logprobs[index]
             if chunk.drafts:
                 rejected = len(chunk.drafts) + 1 - len(tokens)
                 computed -= rejected
                 sequence.num_scheduled -= rejected
             joint = request.samples_jointly
-            reason = self._append(sequence, tokens) if chunk.samples and not joint else None
+            scored = result.logprobs.get(index, ())
+            reason = self._append(sequence, tokens, scored) if chunk.samples and not joint else None
             sequence.num_computed = computed
             kv.commit(sequence, computed if joint else min(computed, sequence.num_tokens - 1))
             if reason is not None:
@@ -234,39 +241,24 @@ class Engine:
             elif joint and chunk.samples and request.beam_width:
                 beams.setdefault(request, []).append((sequence, result.candidates[index]))
             elif joint and chunk.samples:
-                self._split(sequence, tokens)
+                self._split(sequence, tokens, scored)
         for request, rows in beams.items():
             if advance_beams(kv, request, rows, drop=self._drop):
                 self._end(request, None)
 
-    def _append(self, sequence: Sequence, tokens: Seq[int]) -> str | None:
+    def _append(self, sequence: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> str | None:
         """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
-        request = sequence.request
-        text = sequence.text
-        if text is None:
-            raise PluginContractError(f"sequence {sequence.id!r} takes no sampled tokens")
-        reason: str | None
-        try:
-            delta, reason, kept = text.push(tokens)
-        except Exception as error:  # one request's text, nobody else's business
-            logger.exception("request %r: its tokens cannot be turned into text", request.id)
-            sequence.error = f"its tokens cannot be turned into text: {error}"
-            delta, reason, kept = "", "error", len(tokens)
-        fresh = tokens if kept == len(tokens) else tokens[:kept]
-        sequence.output += fresh
-        if request.first_token is None:
-            request.first_token = self.clock.now()
-        if request.stream:
-            self._outputs.append(streamed(sequence, list(fresh), delta, reason=reason))
-        return reason
+        if sequence.request.first_token is None:
+            sequence.request.first_token = self.clock.now()
+        return self.answers.append(sequence, tokens, scored)
 
-    def _split(self, lead: Sequence, tokens: Seq[int]) -> None:
+    def _split(self, lead: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> None:
         """n samples of one row of logits: the lead goes on, the others fork from it."""
         family = split(self.kv, lead)
-        for sequence, token in zip(family, tokens, strict=True):
+        for number, (sequence, token) in enumerate(zip(family, tokens, strict=True)):
             if sequence.text is None:
-                sequence.text = self._new_text(lead.request)
-            reason = self._append(sequence, (token,))
+                self.answers.begin(sequence)
+            reason = self._append(sequence, (token,), scored[number : number + 1])
             if reason is not None:
                 self._finish(sequence, reason)
 
@@ -299,25 +291,13 @@ class Engine:
                 continue
             sequence.finish_reason, sequence.error = reason, error
             request.finished.append(sequence)
-            tail = sequence.text.finish() if sequence.text is not None else ""
-            if request.stream and not request.beam_width:
-                self._outputs.append(streamed(sequence, [], tail, reason=reason))
+            self.answers.cut_short(sequence, reason)
         self._complete(request)
 
     def _complete(self, request: Request) -> None:
         self.scheduler.remove(request)
         del self.requests[request.id]
-        for sequence in request.finished:
-            if request.beam_width and self.tokenizer is not None:
-                sequence.text = self._new_text(request)
-                sequence.text.push(sequence.output)
-                sequence.text.finish()
-        answer = completed(request, finished_at=self.clock.now())
-        if not request.stream or request.beam_width:
-            self._outputs.append(answer)  # beams have no pieces: which of them wins is known at the end
-        else:
-            self._outputs[-1].finished = True
-            self._outputs[-1].times = answer.times
+        answer = self.answers.complete(request, finished_at=self.clock.now())
         self.observers.tell("request_finished", answer)
 
     # -------------------------------------------------------------------- trouble
@@ -350,15 +330,6 @@ class Engine:
             f"{len(scheduler.running)} run, and nothing is in flight; {type(kv).__name__} holds {kv.usage()} of {kv.capacity} slots"
         )
 
-    def _check_invariants(self) -> None:
-        self.kv.check()
-        scheduler, usage = self.scheduler, self.kv.usage()
-        listed = [*scheduler.waiting, *scheduler.running]
-        if len(listed) != len(self.requests) or set(listed) != set(self.requests.values()):
-            raise PluginContractError(f"{type(scheduler).__name__} does not keep each live request in exactly one of its lists")
-        if usage.filled + usage.held + usage.external + usage.cached + usage.free != self.kv.capacity:
-            raise PluginContractError(f"{type(self.kv).__name__}: {usage} does not sum to its capacity of {self.kv.capacity} slots")
-
     def _tell(self, flight: Flight) -> None:
         """Report a step that is over to whoever listens."""
         events = self.kv.drain_events() if self.kv.observed else []
@@ -383,13 +354,5 @@ class Engine:
         for request_id in list(self.requests):
             self.abort(request_id)
         self._flying.clear()
-        self._outputs.clear()
+        self.answers.drain()
         self.runner.close()
-
-
-def _mix(seed: int, order: int) -> int:
-    """A request's own seed where it gave none: the engine's and its running number, well mixed (SplitMix64)."""
-    z = (seed * 0x9E3779B97F4A7C15 + (order + 1) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (z ^ (z >> 31)) & 0x7FFFFFFFFFFFFFFF

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.core.forks import Candidate
+from octavo.core.logprobs import TokenLogprobs
 from octavo.core.plan import BatchPlan
 
 
@@ -19,6 +20,10 @@ class StepResult:
     """Sampled ids of each chunk: none, one, accepted drafts and one more, or the first tokens of all n samples."""
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     """For chunks of beams, by index: the best 2 x beam_width tokens with their log probabilities."""
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """For chunks whose requests ask, by index: one for each of `tokens`."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """For chunks of prompts whose log probabilities are wanted, by index: of the tokens behind positions `logits_from` and following."""
     errors: dict[int, str] = field(default_factory=dict)
     """Chunks that have no result, by index, and why: their requests fail, all others go on."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.core.kv import BlockEvent, KVStats, KVUsage
+from octavo.core.logprobs import Logprob, readable
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence
 
@@ -16,9 +18,10 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: str | None = None  # "stop", "length", "abort" or "error"; None: goes on
+    finish_reason: str | None = None  # "stop", "length", "abort", "timeout" or "error"; None: goes on
     stop_reason: int | str | None = None  # the stop id or stop string that was met; None for EOS
-    cumulative_logprob: float | None = None  # of beams
+    cumulative_logprob: float | None = None  # sum of the tokens' log probabilities: of beams, and where logprobs were asked for
+    logprobs: list[dict[int, Logprob]] | None = None  # of each token: its own and the likeliest ones', by id
     error: str | None = None  # what went wrong, where finish_reason is "error"
 
     @property
@@ -49,6 +52,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first token; with a stream, on the first piece
     num_cached_tokens: int = 0  # prompt tokens whose KV was found in a prefix cache
     num_preemptions: int = 0
     times: RequestTimes | None = None
@@ -56,23 +60,43 @@ class RequestOutput:
     user: str = ""
 
 
-def streamed(sequence: Sequence, token_ids: list[int], text: str, *, reason: str | None) -> RequestOutput:
+Decode = Callable[[int], str] | None
+"""Makes a token's text, where there is a tokenizer."""
+
+
+def streamed(sequence: Sequence, token_ids: list[int], text: str, *, reason: str | None, decode: Decode) -> RequestOutput:
     """A piece of an answer: what one step added to one sequence."""
     request = sequence.request
+    wanted = request.params.logprobs is not None
     piece = CompletionOutput(
-        sequence.sample_index, text, token_ids, reason, _stop_reason(sequence) if reason else None, error=sequence.error
+        sequence.sample_index,
+        text,
+        token_ids,
+        reason,
+        _stop_reason(sequence) if reason else None,
+        cumulative_logprob=sequence.score if wanted else None,
+        logprobs=[readable(entry, decode) for entry in sequence.logprobs[len(sequence.output) - len(token_ids) :]] if wanted else None,
+        error=sequence.error,
     )
+    first = sequence.sample_index == 0 and len(sequence.output) == len(token_ids)
     return RequestOutput(
         request.id,
         request.prompt_text,
         [],
         [piece],
         finished=False,
+        prompt_logprobs=_prompt_logprobs(request, decode) if first else None,
         num_cached_tokens=request.num_cached or 0,
         num_preemptions=request.num_preemptions,
         class_name=request.class_name,
         user=request.user,
     )
+
+
+def _prompt_logprobs(request: Request, decode: Decode) -> list[dict[int, Logprob] | None] | None:
+    if request.params.prompt_logprobs is None:
+        return None
+    return [None, *(readable(entry, decode) for entry in request.prompt_logprobs)]
 
 
 def _stop_reason(sequence: Sequence) -> int | str | None:
@@ -81,10 +105,15 @@ def _stop_reason(sequence: Sequence) -> int | str | None:
     return None if isinstance(reason, int) and reason not in sequence.request.params.stop_token_ids else reason
 
 
-def completed(request: Request, *, finished_at: float) -> RequestOutput:
-    """The whole answer of a request that is over: samples in their order, beams from the best."""
-    order = (lambda s: (-s.score, s.output)) if request.beam_width else (lambda s: s.sample_index)
-    sequences = sorted(request.finished, key=order)[: request.width]
+def completed(request: Request, *, finished_at: float, decode: Decode) -> RequestOutput:
+    """The whole answer of a request that is over: samples in their order, of `best_of` the best, beams from the best."""
+    params, sequences = request.params, request.finished
+    if request.beam_width:
+        sequences = sorted(sequences, key=lambda s: (-s.score, s.output))[: request.beam_width]
+    elif params.width > params.n:
+        sequences = sorted(sequences, key=lambda s: (-s.score, s.sample_index))[: params.n]
+    else:
+        sequences = sorted(sequences, key=lambda s: s.sample_index)
     outputs = [
         CompletionOutput(
             number,
@@ -92,8 +121,9 @@ def completed(request: Request, *, finished_at: float) -> RequestOutput:
             list(sequence.output),
             sequence.finish_reason,
             _stop_reason(sequence),
-            sequence.score if request.beam_width else None,
-            sequence.error,
+            cumulative_logprob=sequence.score if request.beam_width or params.num_logprobs is not None else None,
+            logprobs=None if params.logprobs is None else [readable(entry, decode) for entry in sequence.logprobs],
+            error=sequence.error,
         )
         for number, sequence in enumerate(sequences)
     ]
@@ -103,6 +133,7 @@ def completed(request: Request, *, finished_at: float) -> RequestOutput:
         list(request.prompt),
         outputs,
         finished=True,
+        prompt_logprobs=_prompt_logprobs(request, decode),
         num_cached_tokens=request.num_cached or 0,
         num_preemptions=request.num_preemptions,
         times=RequestTimes(request.arrival, request.first_scheduled, request.first_token, finished_at),

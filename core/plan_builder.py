@@ -107,7 +107,7 @@ class PlanBuilder:
         for chunk in chunks:
             sequence, request = chunk.sequence, chunk.sequence.request
             sequence.num_scheduled = chunk.start + chunk.length
-            if chunk.samples and (chunk.drafts or request.samples_jointly):
+            if chunk.samples and (chunk.drafts or request.reads_output or request.samples_jointly):
                 sequence.awaited = chunk
         return BatchPlan(
             chunks,
@@ -123,7 +123,7 @@ class PlanBuilder:
         sequence, request = chunk.sequence, chunk.sequence.request
         room = min(self.left, sequence.max_positions - chunk.stop)
         known = chunk.samples and chunk.stop == sequence.num_tokens  # no placeholder among its tokens
-        if room <= 0 or not known or request.samples_jointly:
+        if room <= 0 or not known or request.reads_output or request.samples_jointly:
             return chunk
         drafts = tuple(proposer(sequence)[:room])
         if not drafts or not self._kv.reserve(sequence, chunk.start, chunk.stop + len(drafts)):

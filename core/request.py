@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from octavo.core.logprobs import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Sequence:
     request: Request
     sample_index: int = 0
     output: list[int] = field(default_factory=list)
-    score: float = 0.0  # sum of log probabilities, kept for beams
+    score: float = 0.0  # sum of log probabilities, where they are known (beams, logprobs, best_of)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of `output`, where they were asked for
     num_computed: int = 0
     num_scheduled: int = 0
     status: Status = Status.NEW
@@ -112,6 +114,7 @@ class Request:
     seed: int
     stop_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
+    deadline: float | None = None  # when it is ended with what it has, on the engine's clock
     order: int = 0
     priority: int = 0
     class_name: str = "default"
@@ -125,15 +128,18 @@ class Request:
     restore: int | None = None
     sequences: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt from its second token on, as far as known
     reads_cache: bool = True  # a prefix cache may be asked; not if the logits of every prompt position are wanted
     num_cached: int | None = None  # prompt tokens found in a prefix cache when first admitted
     num_preemptions: int = 0
     first_scheduled: float | None = None
     first_token: float | None = None
     width: int = field(init=False)  # sequences it may have at once
+    reads_output: bool = field(init=False)  # see SamplingParams
 
     def __post_init__(self) -> None:
-        self.width = max(self.params.n, self.beam_width)
+        self.width = max(self.params.width, self.beam_width)
+        self.reads_output = self.params.reads_output
         self.sequences.append(Sequence(f"{self.id}/0", self))
 
     @property

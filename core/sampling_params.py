@@ -8,20 +8,23 @@ Must not know: torch, the tokenizer, the model (`validate_for` gets the one numb
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from octavo.core.errors import RequestError
+from octavo.core.structured_outputs import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5  # so small a temperature would only turn logits into inf: the likeliest token wins long before
 LARGEST = 2**31 - 1  # every count and id fits an int32 tensor
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 256  # characters; the two bounds keep the search after each token cheap, whatever a client sends
+MAX_LOGPROBS = 1000  # of one token; each becomes Python objects
 
 
 def _spec(description: str, allowed: str, **bounds: Any) -> Any:
@@ -34,10 +37,28 @@ def _list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _none_as_empty(value: object) -> object:
+    return () if value is None else _list_as_tuple(value)
+
+
 def _stop_as_tuple(value: object) -> object:
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else _list_as_tuple(value)
+
+
+def _bias_as_pairs(value: object) -> object:
+    """JSON objects have text keys, so "50256" stands for 50256; sorted, since equal params should be equal."""
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        return _list_as_tuple(value)
+    pairs = ((int(key) if isinstance(key, str) and key.isdecimal() else key, bias) for key, bias in value.items())
+    return tuple(sorted(pairs, key=lambda pair: (not isinstance(pair[0], int), str(pair[0]) if not isinstance(pair[0], int) else pair[0])))
+
+
+def _structured(value: object) -> object:
+    return StructuredOutputsParams(**value) if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) else value
 
 
 def _minus_one_as_zero(value: object) -> object:
@@ -49,6 +70,9 @@ TokenId = Annotated[int, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Length = Annotated[int, Field(ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+LogitsProcessor = Annotated[Callable[..., Any], WithJsonSchema({"description": "a Python function"})]
+"""(output ids, logits [V]) -> logits [V], or with three parameters (prompt ids, output ids, logits); a torch tensor, fp32."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
@@ -74,6 +98,29 @@ class SamplingParams:
     min_p: Annotated[
         float, _spec("Drop tokens less probable than this fraction of the likeliest one's; 0: off.", "a number from 0 to 1", ge=0, le=1)
     ] = 0.0
+    best_of: Annotated[
+        Annotated[int, Field(ge=1, le=64)] | None,
+        _spec(
+            "Outputs to sample, of which the n with the highest cumulative logprob are given; None: n.",
+            "a whole number from n to 64, or None",
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float, _spec("Subtracted from the logit of every token that the output holds.", "a number from -2 to 2", ge=-2, le=2)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        _spec("Subtracted from a token's logit for each time that the output holds it.", "a number from -2 to 2", ge=-2, le=2),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        _spec(
+            "Divides the logit of every token in prompt or output where it is positive, multiplies it where it is negative; 1: off.",
+            "a number above 0, at most 100",
+            gt=0,
+            le=100,
+        ),
+    ] = 1.0
     seed: Annotated[
         Seed | None, _spec("Makes this request's samples repeatable; None: the engine picks one.", "a whole number of 64 bits, or None")
     ] = None
@@ -102,6 +149,76 @@ class SamplingParams:
         Count,
         _spec("Tokens that come before a stop token or stop string may end the output.", "a whole number from 0 to max_tokens"),
     ] = 0
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
+        _spec(
+            "Give each output token's log probability and those of so many likeliest tokens, of the model's own distribution; None: off.",
+            f"a whole number from 0 to {MAX_LOGPROBS:,}, or None",
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
+        _spec(
+            "The same of the prompt's tokens, the first excepted; such a request doesn't read the prefix cache.",
+            f"a whole number from 0 to {MAX_LOGPROBS:,}, or None",
+        ),
+    ] = None
+    logit_bias: Annotated[
+        tuple[tuple[TokenId, Bias], ...],
+        BeforeValidator(_bias_as_pairs),
+        _spec("Added to the logits of these tokens; -100 as good as bans one.", "a mapping of token ids to numbers from -100 to 100"),
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[TokenId, ...],
+        BeforeValidator(_none_as_empty),
+        _spec("If not empty, no other token is ever chosen.", "a list of token ids of the model's vocabulary"),
+    ] = ()
+    bad_words: Annotated[
+        tuple[StopString, ...],
+        BeforeValidator(_none_as_empty),
+        _spec(
+            "Texts that may not be generated: the last token of what would complete one is banned.",
+            f"a list of up to {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_LENGTH} characters",
+            max_length=MAX_STOP_STRINGS,
+        ),
+    ] = ()
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None,
+        BeforeValidator(_structured),
+        _spec(
+            "The output must follow a JSON schema, a regular expression, a choice or a grammar; None: off.",
+            "StructuredOutputsParams, a mapping of its fields, or None",
+        ),
+    ] = None
+    logits_processors: Annotated[
+        tuple[LogitsProcessor, ...],
+        BeforeValidator(_none_as_empty),
+        _spec(
+            "Functions (output ids, logits) -> logits, or (prompt ids, output ids, logits) -> logits, called for each token; Python alone.",
+            "a list of functions",
+        ),
+    ] = ()
+    skip_special_tokens: Annotated[bool, _spec("Leave special tokens out of the output text.", "True or False")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, _spec("Write a space between special tokens that stand next to each other in the output text.", "True or False")
+    ] = True
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Field(ge=-1, le=LARGEST)] | None,
+        _spec(
+            "Keep only so many of the prompt's last tokens; -1: as many as fit the context with max_tokens; None: off.",
+            "a whole number, 1 or above, -1, or None",
+        ),
+    ] = None
+    priority: Annotated[
+        Annotated[int, Field(ge=-LARGEST, le=LARGEST)],
+        _spec("Lower is sooner, where the scheduler's order is priority; what the call itself says counts more.", "a whole number"),
+    ] = 0
+    timeout_s: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        _spec(
+            "Seconds after which the request ends with what it has, its finish reason timeout; None: never.", "a number above 0, or None"
+        ),
+    ] = None
     cache_salt: Annotated[str, _spec("Cached prefixes are shared only among prompts of equal salt.", "a string")] = ""
     known_output_len: Annotated[
         Length | None,
@@ -110,7 +227,6 @@ class SamplingParams:
             "a whole number from 1 to max_tokens, or None",
         ),
     ] = None
-    skip_special_tokens: Annotated[bool, _spec("Leave special tokens out of the output text.", "True or False")] = True
 
     @model_validator(mode="wrap")
     @classmethod
@@ -124,12 +240,17 @@ class SamplingParams:
 
     def _check_together(self) -> None:
         """What no field can check alone."""
-        if self.greedy and self.n > 1:
+        if self.best_of is not None and self.best_of < self.n:
+            raise RequestError(f"best_of = {self.best_of}: must be at least n, which is {self.n}", field="best_of")
+        if self.greedy and self.width > 1:
+            field = "n" if self.n > 1 else "best_of"
             raise RequestError(
-                f"n = {self.n} with temperature = {self.temperature}: greedy sampling gives {self.n} equal outputs; "
-                f"ask for n = 1, or a temperature of at least {GREEDY_BELOW}",
-                field="n",
+                f"{field} = {self.width} with temperature = {self.temperature}: greedy sampling gives {self.width} equal outputs; "
+                f"ask for {field} = 1, or a temperature of at least {GREEDY_BELOW}",
+                field=field,
             )
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(f"truncate_prompt_tokens = 0: must be {allowed('truncate_prompt_tokens')}", field="truncate_prompt_tokens")
         for field in ("min_tokens", "known_output_len"):
             value = getattr(self, field)
             if value is not None and self.max_tokens is not None and value > self.max_tokens:
@@ -145,6 +266,26 @@ class SamplingParams:
         """Whether the likeliest token is always taken."""
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def width(self) -> int:
+        """Outputs that are sampled."""
+        return self.best_of or self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens whose log probabilities are wanted beside each sampled one's; None: not even that one's."""
+        return 0 if self.logprobs is None and self.width > self.n else self.logprobs
+
+    @property
+    def penalised(self) -> bool:
+        """Whether logits depend on which tokens came before."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether a token's choice needs the ids of all tokens before it on the host."""
+        return self.penalised or bool(self.bad_words or self.logits_processors or self.structured_outputs)
+
 
 # In the order of declaration, which is that of positional arguments.
 FIELDS: dict[str, FieldInfo] = vars(SamplingParams)["__pydantic_fields__"]
@@ -158,11 +299,19 @@ def allowed(field: str) -> str:
 
 def validate_for(params: SamplingParams, *, vocab_size: int) -> None:
     """Check what needs the model: `vocab_size` is the number of logits. Raises RequestError."""
-    for token_id in params.stop_token_ids:
-        if token_id >= vocab_size:
-            raise RequestError(
-                f"stop_token_ids holds {token_id}: must be below the vocabulary's size, which is {vocab_size}", field="stop_token_ids"
-            )
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": [token_id for token_id, _ in params.logit_bias],
+        "allowed_token_ids": params.allowed_token_ids,
+    }
+    for field, token_ids in named.items():
+        for token_id in token_ids:
+            if token_id >= vocab_size:
+                raise RequestError(f"{field} holds {token_id}: must be below the vocabulary's size, which is {vocab_size}", field=field)
+    for field in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, field)
+        if count is not None and count > vocab_size:
+            raise RequestError(f"{field} = {count}: the vocabulary has {vocab_size} tokens", field=field)
 
 
 def _refuse(error: ErrorDetails) -> NoReturn:

@@ -196,7 +196,7 @@ class TorchHandle:
             if -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
                 errors[index] = NO_FINITE_LOGITS
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
-        return StepResult(tokens, candidates, errors, self.seconds)
+        return StepResult(tokens, candidates, errors=errors, seconds=self.seconds)
 
     def _candidates(self) -> dict[int, list[Candidate]]:
         """The best tokens of each chunk of beams, by the chunk's index; such a chunk has one row of logits."""

@@ -96,6 +96,10 @@ class Tokenizer:
         """The text as the decoder gives it, no spaces cleaned up afterwards. Ids beyond the vocabulary leave no trace."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def decode_token(self, token_id: int) -> str:
+        """The text of one token by itself, special tokens too; for people to look at."""
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
     def streams(self, *, skip_special_tokens: bool) -> Streams:
         """What all incremental detokenizers of this vocabulary share."""
         if skip_special_tokens not in self._streams:

@@ -85,7 +85,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int = 0,
+        priority: int | None = None,
         user: str = "",
         **kwargs: str,
     ) -> list[RequestOutput]:
@@ -104,7 +104,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int = 0,
+        priority: int | None = None,
         user: str = "",
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: str,
@@ -319,7 +319,7 @@ def _naming(noun: str, index: int, count: int) -> Iterator[None]:
         raise RequestError(f"{noun} {index}: {error}", field=error.field) from error
 
 
-def _about(priority: int = 0, user: str = "", kwargs: Mapping[str, str] | None = None) -> dict[str, Any]:
+def _about(priority: int | None = None, user: str = "", kwargs: Mapping[str, str] | None = None) -> dict[str, Any]:
     given = dict(kwargs or {})
     about = {"priority": priority, "class": given.pop("class", "default"), "user": user}
     for name in given:

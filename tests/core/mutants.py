@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core import forks, observers, plan_builder
+from octavo.core.answers import Answers
 from octavo.core.engine import Engine
 from octavo.core.kv import Allocator
 from octavo.core.plan_builder import PlanBuilder
@@ -138,7 +139,7 @@ CORE: dict[str, Mutant] = {
     "who failed stays": breaks(
         Engine.step, 'self._end(request, "error", error)', "pass", POLICY + "test_what_cannot_enter_an_empty_pool_is_failed"
     ),
-    "the last piece is not marked": breaks(Engine._complete, "self._outputs[-1].finished = True", "pass"),
+    "the last piece is not marked": breaks(Answers.complete, "self._ready[-1].finished = True", "pass"),
     "a step that only preempts is not told": breaks(
         Engine.step,
         "if plan.preempted or plan.failed:",
