@@ -136,10 +136,12 @@ class Request:
     first_token: float | None = None
     width: int = field(init=False)  # sequences it may have at once
     reads_output: bool = field(init=False)  # see SamplingParams
+    takes_likeliest: bool = field(init=False)  # each token is the argmax of the model's own logits, which nobody wants to see
 
     def __post_init__(self) -> None:
         self.width = max(self.params.width, self.beam_width)
         self.reads_output = self.params.reads_output
+        self.takes_likeliest = self.params.takes_likeliest and not self.beam_width
         self.sequences.append(Sequence(f"{self.id}/0", self))
 
     @property

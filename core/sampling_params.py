@@ -286,6 +286,11 @@ class SamplingParams:
         """Whether a token's choice needs the ids of all tokens before it on the host."""
         return self.penalised or bool(self.bad_words or self.logits_processors or self.structured_outputs)
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether each token (from `min_tokens` on) is the likeliest by the model's own logits, which nobody wants to see."""
+        return self.greedy and not (self.reads_output or self.logit_bias or self.allowed_token_ids) and self.num_logprobs is None
+
 
 # In the order of declaration, which is that of positional arguments.
 FIELDS: dict[str, FieldInfo] = vars(SamplingParams)["__pydantic_fields__"]

@@ -130,7 +130,7 @@ def all_argmax(chunks: Seq[Chunk]) -> bool:
     for chunk in chunks:
         request = chunk.sequence.request
         params = request.params
-        if not params.greedy or request.beam_width:
+        if not request.takes_likeliest:
             return False
         if params.min_tokens and chunk.logits_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
             return False
