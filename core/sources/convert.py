@@ -3,6 +3,7 @@
 transformers knows the tensor names and quantisations of every architecture, so no list of them stands here. What it
 leaves undone for a GGUF file is done here: the pre-tokenizer of vocabularies with single digits, special tokens and all
 ids that end an answer, constants stored as 32-bit floats, and the notes that would make the saved folder claim to be quantised still.
+What it leaves out of the config is `gguf_config`'s; that no weight was left out or made up is checked here.
 
 Must not know: the network, the cache's layout, the catalogue. Imports torch and transformers inside its functions.
 """
@@ -20,10 +21,11 @@ from typing import Any
 
 from octavo.core.errors import ModelSourceError
 from octavo.core.sources.cache import NO_ROOM, Report
+from octavo.core.sources.gguf_config import WAY_OUT, complete_config
 from octavo.core.sources.gguf_header import DIGIT_SPLITS, GPT2_SPLITS, GGUFHeader, read_header
 from octavo.core.sources.quiet import without_progress_bars
 
-CONVERSION = 1  # raised when this file changes what comes out, so that old cached folders are not used
+CONVERSION = 2  # raised when this file changes what comes out, so that old cached folders are not used
 _NOTES = ("_name_or_path", "_model_name_or_path", "quantization_config", "is_local", "local_files_only")
 
 
@@ -31,7 +33,7 @@ def convert_gguf(gguf_file: Path, folder: Path, *, report: Report) -> None:
     """Write config, safetensors, tokenizer.json, chat template and generation config of `gguf_file` into `folder`.
 
     Quantised weights become bf16; a file of only F32 or F16 matrices keeps its type, bit for bit.
-    Raises `ModelSourceError` where transformers does not know the architecture or the tokenizer.
+    Raises `ModelSourceError` where transformers does not know the architecture or the tokenizer, or something of the file would be lost.
     """
     header = read_header(gguf_file)
     report(f"converting {gguf_file.name} ({header.architecture}, {header.quantisation}) to {header.dtype} safetensors, once")
@@ -41,8 +43,9 @@ def convert_gguf(gguf_file: Path, folder: Path, *, report: Report) -> None:
     alone.symlink_to(gguf_file.absolute())
     # One bar is left, that of dequantising, which takes nearly all of the time.
     with _explained(f"{gguf_file} (GGUF, architecture {header.architecture!r})"), without_progress_bars():
-        _convert_tokenizer(alone, folder, header=header, report=report)
-        _convert_weights(alone, folder, header=header)
+        config = _read_config(alone, header)
+        _convert_tokenizer(alone, folder, longest=getattr(config, "max_position_embeddings", None), header=header, report=report)
+        _convert_weights(alone, folder, config=config, header=header)
     alone.unlink()
     work.rmdir()
     for name in ("config.json", "tokenizer_config.json"):
@@ -68,17 +71,37 @@ def make_tokenizer(source: Path, folder: Path, *, trust_remote_code: bool, repor
         backend.save(str(folder / "tokenizer.json"))
 
 
-def _convert_weights(alone: Path, folder: Path, *, header: GGUFHeader) -> None:
+def _read_config(alone: Path, header: GGUFHeader) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
+    except ValueError as error:  # "GGUF model with architecture granite is not supported yet."
+        raise header.refusal(f"transformers does not read it ({error}). {WAY_OUT}") from error
+    complete_config(config, header)
+    return config
+
+
+def _convert_weights(alone: Path, folder: Path, *, config: Any, header: GGUFHeader) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(alone.parent),
+        config=config,
         gguf_file=alone.name,
+        output_loading_info=True,
         dtype=getattr(torch, header.dtype),
         quantization_config=GgufConfig(dequantize=True),
         local_files_only=True,
     )
+    model, info = loaded
+    made_up = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if made_up:
+        raise header.refusal(f"it has no {made_up[0]} (one of {len(made_up)} tensors that {type(model).__name__} needs), or misshapen.")
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    if num_weights != header.num_weights:
+        raise header.refusal(f"it has {header.num_weights} weights, of which {type(model).__name__} takes {num_weights}. {WAY_OUT}")
     # The weights are plain by now, but the model would refuse to be saved as quantised.
     model.hf_quantizer = None
     model.is_quantized = False
@@ -88,16 +111,14 @@ def _convert_weights(alone: Path, folder: Path, *, header: GGUFHeader) -> None:
         if isinstance(value, float):
             setattr(model.config, name, _shortest(value))
     model.config.architectures = [type(model).__name__]
-    ends = list(header.end_ids)
-    end_ids = ends[0] if len(ends) == 1 else ends or None
     generation: Any = GenerationConfig
-    model.generation_config = generation(bos_token_id=header.bos_id, eos_token_id=end_ids, pad_token_id=header.pad_id)
+    model.generation_config = generation(bos_token_id=header.bos_id, eos_token_id=header.eos_token_id, pad_token_id=header.pad_id)
     model.save_pretrained(str(folder))
 
 
-def _convert_tokenizer(alone: Path, folder: Path, *, header: GGUFHeader, report: Report) -> None:
+def _convert_tokenizer(alone: Path, folder: Path, *, longest: int | None, header: GGUFHeader, report: Report) -> None:
     from tokenizers import decoders, pre_tokenizers
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
     backend = tokenizer.backend_tokenizer
@@ -120,8 +141,6 @@ def _convert_tokenizer(alone: Path, folder: Path, *, header: GGUFHeader, report:
     ):
         if token_id is not None:
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token_id))
-    config = AutoConfig.from_pretrained(str(alone.parent), gguf_file=alone.name, local_files_only=True)
-    longest = getattr(config, "max_position_embeddings", None)
     if longest:
         tokenizer.model_max_length = longest
     tokenizer.save_pretrained(str(folder))

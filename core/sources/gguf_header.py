@@ -7,6 +7,7 @@ Must not know: torch, transformers, the cache.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,11 @@ _END_KEYS = ("eos", "eot", "eom")  # end of text, of turn, of message: each ends
 class GGUFHeader:
     """Facts of one GGUF file."""
 
+    path: Path
     architecture: str
+    figures: Mapping[str, Any]  # the metadata under the architecture's name, without it: "context_length" -> 8192
+    rope_factors: Mapping[str, list[float]]  # tensors that are no weights: by what RoPE's frequencies are divided
+    num_weights: int  # elements of all other tensors
     dtype: Literal["float32", "float16", "bfloat16"]  # of the weights once converted; quantised ones become bfloat16
     quantisation: str  # the commonest tensor type, as Q4_1
     end_ids: tuple[int, ...]
@@ -32,6 +37,15 @@ class GGUFHeader:
     unk_id: int | None
     tokenizer_kind: str | None  # "gpt2" for byte-level BPE, "llama" for SentencePiece
     pre_tokenizer: str | None
+
+    @property
+    def eos_token_id(self) -> int | list[int] | None:
+        """`end_ids` as configs have them."""
+        return list(self.end_ids) if len(self.end_ids) > 1 else next(iter(self.end_ids), None)
+
+    def refusal(self, reason: str) -> ModelSourceError:
+        """The error that says why this file is not converted."""
+        return ModelSourceError(f"{self.path} (GGUF, architecture {self.architecture!r}) cannot be converted: {reason}")
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -46,6 +60,8 @@ def read_header(path: Path) -> GGUFHeader:
         reader = GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.ggml.tok")}
         matrices = [(tensor.tensor_type.name, int(tensor.n_bytes)) for tensor in reader.tensors if len(tensor.shape) > 1]
+        factors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name.startswith("rope_")}
+        num_weights = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name not in factors)
     except OSError as error:
         raise ModelSourceError(f"{path} cannot be read: {error.strerror or error}") from error
     except ModelSourceError:
@@ -64,8 +80,13 @@ def read_header(path: Path) -> GGUFHeader:
         return None if value is None else int(value)
 
     kinds = {name for name, _ in matrices}
+    architecture = str(fields["general.architecture"])
     return GGUFHeader(
-        architecture=str(fields["general.architecture"]),
+        path=path,
+        architecture=architecture,
+        figures={key.removeprefix(f"{architecture}."): value for key, value in fields.items() if key.startswith(f"{architecture}.")},
+        rope_factors={name.removesuffix(".weight"): values for name, values in factors.items()},
+        num_weights=num_weights,
         dtype="float32" if kinds == {"F32"} else "float16" if kinds == {"F16"} else "bfloat16",
         quantisation=_heaviest(matrices),
         end_ids=tuple(dict.fromkeys(i for i in map(token, _END_KEYS) if i is not None)),

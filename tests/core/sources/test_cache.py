@@ -172,7 +172,7 @@ def test_a_full_disk_or_a_missing_permission_names_the_place(tmp_path: Path, mon
 
     file = write_gguf(tmp_path / "tiny.gguf")
 
-    def fail(alone: Path, folder: Path, *, header: object) -> None:
+    def fail(alone: Path, folder: Path, *, config: object, header: object) -> None:
         raise OSError(code, os.strerror(code), str(folder / "model.safetensors"))
 
     monkeypatch.setattr(convert, "_convert_weights", fail)
@@ -180,7 +180,7 @@ def test_a_full_disk_or_a_missing_permission_names_the_place(tmp_path: Path, mon
         resolve(file)
     assert [path for path in cache.home().glob("gguf/*") if not path.name.endswith(".lock")] == []
 
-    def fail_in_rust(alone: Path, folder: Path, *, header: object) -> None:
+    def fail_in_rust(alone: Path, folder: Path, *, config: object, header: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(convert, "_convert_weights", fail_in_rust)
