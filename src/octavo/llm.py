@@ -27,6 +27,7 @@ from octavo.core.settings.config import load_config
 from octavo.core.settings.flat import from_flat
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.core.turns import Turns
+from octavo.prompt_order import sending_order
 
 logger = logging.getLogger("octavo")
 
@@ -89,8 +90,9 @@ class LLM:
         user: str = "",
         **kwargs: str,
     ) -> list[RequestOutput]:
-        """Continue one or many prompts with one set of sampling params for all or one for each.
+        """Continue one or many prompts with one set of sampling params for all or one for each; outputs are in the order of the prompts.
 
+        Inside, prompts that begin alike are sent together, long ones first.
         `class` (given as `**{"class": "batch"}`, or in a prompt's mapping) names the class whose limits apply. A prompt that cannot be
         served is a RequestError that says which; then nothing was run. Without params: temperature 1 and 16 tokens.
         """
@@ -138,7 +140,7 @@ class LLM:
         indices: dict[str, int] = {}
         answers: dict[int, RequestOutput] = {}
         with _Call(self) as call:
-            for index in sorted(range(len(prompts)), key=lambda i: -len(prompts[i].token_ids)):  # long ones first: shorter tail
+            for index in sending_order([prompt.token_ids for prompt in prompts], block_size=self.engine.kv.block_size):
                 with _naming(noun, index, len(prompts)):
                     indices[call.add({**about, **prompts[index].about}, prompts[index], params[index])] = index
             with tqdm(total=len(prompts), unit=noun, desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
