@@ -21,6 +21,8 @@ from octavo.core.testing.fake_plugins import write_package
 from octavo.llm import LLM
 from tests.models import tiny
 
+PROMPTS, NEW_TOKENS = demo.PROMPTS, demo.NEW_TOKENS  # the real ones; `short` replaces them
+
 KERNELS = """
 from octavo.core.hookspecs import hookimpl
 from octavo.core.testing.fake_plugins import fake_kernel
@@ -33,8 +35,9 @@ def octavo_kernels():
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts, and the built-ins alone unless a test says otherwise."""
-    monkeypatch.setattr(demo, "PROMPTS", {"Hello": 3, "안녕하세요": 5})
+    """Two prompts of four tokens, and the built-ins alone unless a test says otherwise."""
+    monkeypatch.setattr(demo, "PROMPTS", ("Hello", "안녕하세요"))
+    monkeypatch.setattr(demo, "NEW_TOKENS", 4)
     monkeypatch.setenv("OCTAVO_NO_PLUGINS", "1")
 
 
@@ -53,18 +56,19 @@ def test_the_answer_then_every_stack(words: list[str], chat_model: Path, capfd: 
     """The question with the model's answer, all stacks with figures and the same tokens, how to go on; status 0. Bars are our own."""
     assert main(words) == 0
     printed, said = capfd.readouterr()
-    with LLM(chat_model, device="cpu", dtype="float32", max_model_len=256, num_kv_slots=1024) as llm:
+    with LLM(chat_model, device="cpu", dtype="float32", max_model_len=256, num_kv_slots=512) as llm:
         stacks = [str(report.stack) for report in stack_table.installed_stacks(Registry.discover(), llm.built.loaded)]
         question = [{"role": "user", "content": "What is the capital of France?"}]
         (output,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=48), use_tqdm=False)
     assert printed.startswith(f"\n> What is the capital of France?\n{output.outputs[0].text}\n\n")
-    assert "2 prompts, 8 tokens out, in float32 on cpu; every stack has a KV pool of 1024 slots and max_model_len 256." in printed
+    assert "2 prompts, 4 tokens out for each (EOS ignored), in float32 on cpu; " in printed
+    assert "every stack has a KV pool of 512 slots and max_model_len 256.\nOne run, no benchmark" in printed
     rows = rows_of(printed)
     runnable = [name for name in stacks if f"\n  {name}\n" not in printed]
     assert list(rows) == runnable and len(runnable) >= 8
     for cells in rows.values():
         rate, steps, batch, _, peak, preempted, same = cells
-        assert float(rate) > 0 and int(steps) >= 5 and float(batch) > 0 and int(peak) > 0 and (preempted, same) == ("0", "2/2")
+        assert float(rate) > 0 and int(steps) >= 4 and float(batch) > 0 and int(peak) > 0 and (preempted, same) == ("0", "2/2")
     assert f"{len(runnable)} of {len(stacks)} stacks run; {len(runnable)} of them give the same tokens." in printed
     assert printed.endswith(f"{demo.GO_ON}\n") and "octavo chat" in demo.GO_ON and "octavo generate" in demo.GO_ON
     assert "transformers' generate: 100%" in said and "stacks: 100%" in said
@@ -124,6 +128,13 @@ def test_a_model_without_template_is_status_2(capsys: pytest.CaptureFixture[str]
     """The question needs one."""
     assert main(["demo", "--model", str(tiny("llama_gqa")), "--set", "engine.device=cpu"]) == 2
     assert "octavo: this model has no chat template" in capsys.readouterr().err
+
+
+def test_the_prompts() -> None:
+    """Four, one of them Korean, each continued by 16 tokens, and all fit with their answers."""
+    assert NEW_TOKENS == 16 and len(PROMPTS) == len(set(PROMPTS)) == 4
+    assert any("가" <= letter <= "힣" for prompt in PROMPTS for letter in prompt)
+    assert all(len(prompt.encode()) + NEW_TOKENS < demo.MAX_MODEL_LEN <= demo.POOL_SLOTS for prompt in PROMPTS)
 
 
 def test_the_table() -> None:

@@ -20,19 +20,16 @@ if TYPE_CHECKING:
     from octavo.core.assembly import LoadedModel
 
 QUESTION = "What is the capital of France?"
-# Of different lengths, and so are their continuations: a static batch has to wait for its longest member.
-PROMPTS = {
-    "The capital of France is": 4,
-    "def fibonacci(n):\n": 20,
-    "Water boils at": 6,
-    "Once upon a time, in a village between two rivers, there lived a miller who": 16,
-    "1, 1, 2, 3, 5, 8,": 8,
-    "A good way to learn a language is to": 12,
-    "대한민국의 수도는": 6,
-    "The three primary colours are": 24,
-}
+# Of different lengths; each is continued by as many tokens, so that all stacks have the same work in a short time.
+PROMPTS = (
+    "The capital of France is",
+    "A good way to learn a language is to",
+    "Once upon a time, in a village between two rivers, there lived a miller who",
+    "대한민국의 수도는",
+)
+NEW_TOKENS = 16
 MAX_MODEL_LEN = 256
-POOL_SLOTS = 1024  # the same for every stack: four whole contexts, or a few blocks for everybody
+POOL_SLOTS = 512  # the same for every stack: two whole contexts, or blocks for all prompts
 
 
 GO_ON = """Go on with:
@@ -66,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     facts, engine = loaded.facts, config.engine
     pool = f"{engine.num_kv_slots} slots" if engine.num_kv_slots else f"{engine.kv_cache_memory} bytes"
     print(
-        f"\n{len(PROMPTS)} prompts, {sum(PROMPTS.values())} tokens out, in {facts.dtype} on {facts.device}; every stack has a KV pool of "
-        f"{pool} and max_model_len {engine.max_model_len}.\nOne run each, no benchmark. "
+        f"\n{len(PROMPTS)} prompts, {NEW_TOKENS} tokens out for each (EOS ignored), in {facts.dtype} on {facts.device}; "
+        f"every stack has a KV pool of {pool} and max_model_len {engine.max_model_len}.\n"
+        "One run, no benchmark: answers of one length end together, so no row of a static batch waits for a longer one here.\n"
         "`same`: prompts whose tokens equal those of transformers' generate, in fp32.\n"
     )
     print(table(rows))
@@ -95,7 +93,7 @@ def _compare(registry: Registry, config: EngineConfig, loaded: LoadedModel) -> l
 
     if loaded.tokenizer is None:
         raise RequestError(f"{loaded.source.path} has no tokenizer.json, which the demo's prompts need", field="prompt")
-    prompts, lengths = [loaded.tokenizer.encode(text) for text in PROMPTS], list(PROMPTS.values())
+    prompts, lengths = [loaded.tokenizer.encode(text) for text in PROMPTS], [NEW_TOKENS] * len(PROMPTS)
     say("transformers loads the model too, to compare with")
     reference = reference_tokens(loaded, prompts, lengths)
     expected = list(tqdm(reference, total=len(prompts), desc="transformers' generate", unit="prompt"))
