@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 
 from octavo.core.answers import Answers
 from octavo.core.clock import Clock, MonotonicClock
-from octavo.core.errors import EngineStuckError, PluginContractError
+from octavo.core.errors import EngineStuckError, OutOfMemoryError, PluginContractError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate, advance_beams, split
 from octavo.core.intake import make_request
@@ -28,6 +28,7 @@ from octavo.core.logprobs import TokenLogprobs
 from octavo.core.observers import Observers
 from octavo.core.outputs import RequestOutput, step_report
 from octavo.core.plan import BatchPlan
+from octavo.core.relief import Relief
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.request_checks import check_request
 from octavo.core.sampling_params import SamplingParams
@@ -77,12 +78,14 @@ class Engine:
         self.depth = depth
         self.debug = debug
         self.answers = Answers(tokenizer)
+        self.relief = Relief(scheduler)
         self.observers = Observers()
         self.requests: dict[str, Request] = {}
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
         self._deadlines: list[tuple[float, int, Request]] = []  # a heap; those of ended requests go when they come up
         self._next_order = 0  # of the next request
+        self._undone: dict[Request, None] = {}  # of a step that failed just now
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
 
@@ -147,9 +150,24 @@ class Engine:
     # ---------------------------------------------------------------------- step
 
     def step(self) -> list[RequestOutput]:
-        """Plan the next step, start it, and apply the oldest one in flight. Returns what became ready to hand out."""
+        """Plan the next step, start it, and apply the oldest one in flight. Returns what became ready to hand out.
+
+        A step for which device memory ran out is undone, and the next one is smaller; it fails a request only where nothing helps.
+        What else goes wrong is raised; the step is undone, and the engine can go on: see `fail_undone`.
+        """
         started = self.clock.now()
+        self._undone.clear()
         self._expire(started)
+        try:
+            self._advance(started)
+        except OutOfMemoryError as error:
+            if not self.relief.shrink():
+                self.fail_undone(error)
+        if self.debug:
+            check_books(self.scheduler, self.kv, self.requests.values())
+        return self.answers.drain()
+
+    def _advance(self, started: float) -> None:
         plan = self.scheduler.schedule(started)
         if not isinstance(plan, BatchPlan):
             raise PluginContractError(f"{type(self.scheduler).__name__}.schedule returned {plan!r:.60}, not what PlanBuilder.build makes")
@@ -168,9 +186,13 @@ class Engine:
             oldest = self._flying.popleft()
             self._finish_step(oldest)
             self._tell(oldest)
-        if self.debug:
-            check_books(self.scheduler, self.kv, self.requests.values())
-        return self.answers.drain()
+            self.relief.went_well()
+
+    def fail_undone(self, error: Exception) -> None:
+        """End the requests of the step that failed last, or all that run if it failed before it was planned; others go on."""
+        for request in self._undone or list(self.scheduler.running) or list(self.scheduler.waiting):
+            if self.requests.get(request.id) is request:
+                self._end(request, "error", f"its step failed: {error}")
 
     def _expire(self, now: float) -> None:
         """End the requests whose time is up, with what they have."""
@@ -306,6 +328,7 @@ class Engine:
         """A step failed: undo it and all that were planned on top of it, the newest first. Then the engine can go on."""
         while self._flying:
             flight = self._flying.pop()
+            self._undone.update(dict.fromkeys(chunk.sequence.request for chunk in flight.plan.chunks))
             for chunk in flight.plan.chunks:
                 sequence = chunk.sequence
                 if chunk.epoch == sequence.epoch:

@@ -37,7 +37,7 @@ class Scheduler(ABC):
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.proposer = proposer
-        self.max_num_seqs = options.max_num_seqs
+        self.max_num_seqs = options.max_num_seqs  # these two may be lower for a while, where device memory ran out
         self.budget = options.max_num_batched_tokens or options.max_num_seqs
 
     @abstractmethod
@@ -45,8 +45,15 @@ class Scheduler(ABC):
         """The next step's plan. `now` is the engine's clock, in seconds."""
 
     def plan(self) -> PlanBuilder:
-        """An empty plan with this step's token budget."""
-        return PlanBuilder(self.kv, budget=self.budget, chunking=self.chunking, proposer=self.proposer)
+        """An empty plan with this step's token budget. Whoever has no seat any more is preempted first."""
+        plan = PlanBuilder(self.kv, budget=self.budget, chunking=self.chunking, proposer=self.proposer)
+        if self.max_num_seqs < self.options.max_num_seqs:  # device memory ran out, see octavo.core.relief
+            while len(self.running) > 1 and self._seats_taken() > self.max_num_seqs:
+                self.preempt(plan, self.running[-1])
+        return plan
+
+    def _seats_taken(self) -> int:
+        return sum(request.seats for request in self.running)
 
     def rank(self, request: Request) -> tuple[float, int]:
         """What the lists are sorted by; lower is sooner.
@@ -66,15 +73,15 @@ class Scheduler(ABC):
                 f"max_num_batched_tokens is {self.budget} and this scheduler runs prompts whole: ask for less or raise it",
                 field="prompt",
             )
-        limits = self.options.classes.get(request.class_name)
+        limits, most = self.options.classes.get(request.class_name), self.options.max_num_seqs
         if limits is None:
             if request.class_name != "default":
                 known = ", ".join(sorted({"default", *self.options.classes}))
                 raise RequestError(f"class {request.class_name!r} is not configured; known classes: {known}", field="class")
-            if request.seats > self.max_num_seqs:
-                raise RequestError(f"the request needs {request.seats} seats, max_num_seqs is {self.max_num_seqs}", field="n")
+            if request.seats > most:
+                raise RequestError(f"the request needs {request.seats} seats, max_num_seqs is {most}", field="n")
             return
-        name, seats = request.class_name, min(self.max_num_seqs, limits.max_running or self.max_num_seqs)
+        name, seats = request.class_name, min(most, limits.max_running or most)
         if request.seats > seats:
             raise RequestError(f"the request needs {request.seats} seats, class {name!r} may run {seats}", field="n")
         if limits.max_input_tokens is not None and len(request.prompt) > limits.max_input_tokens:
@@ -133,7 +140,7 @@ class Scheduler(ABC):
             raise PluginContractError(
                 f"request {request.id!r} was admitted but does not wait: it {'runs' if request.running else 'is over'}"
             )
-        if plan.preempted or plan.left <= 0 or sum(r.seats for r in self.running) + request.seats > self.max_num_seqs:
+        if plan.preempted or plan.left <= 0 or (self.running and self._seats_taken() + request.seats > self.max_num_seqs):
             return False
         if not self._class_has_room(request):
             return False

@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,16 +24,11 @@ from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.settings.config import load_config
 from octavo.core.settings.flat import from_flat
-from octavo.core.text.tokenizer import Tokenizer
 from octavo.core.turns import Turns
 from octavo.prompt_order import sending_order
+from octavo.prompts import Messages, Prompt, PromptReader, ReadyPrompt
 
 logger = logging.getLogger("octavo")
-
-Prompt = str | Mapping[str, Any]
-"""Text, or a mapping with `prompt` or `prompt_token_ids` and, if wanted, `priority`, `class` and `user` of its own."""
-Messages = Sequence[Mapping[str, Any]]
-"""A conversation: mappings with `role` and `content`."""
 
 
 class LLM:
@@ -96,7 +90,7 @@ class LLM:
         `class` (given as `**{"class": "batch"}`, or in a prompt's mapping) names the class whose limits apply. A prompt that cannot be
         served is a RequestError that says which; then nothing was run. Without params: temperature 1 and 16 tokens.
         """
-        ready = _each(_as_list(prompts), self._prompt, "prompt")
+        ready = _each(_as_list(prompts), self._prompts.prompt, "prompt")
         params = _params_for_each(sampling_params, len(ready), default=SamplingParams())
         return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="prompt")
 
@@ -115,7 +109,7 @@ class LLM:
 
         `max_tokens` absent from given params is 16, as everywhere; without params an answer may take the rest of the context.
         """
-        ready = _each(_conversations(messages), lambda conversation: self._conversation(conversation, tools), "conversation")
+        ready = _each(_conversations(messages), lambda conversation: self._prompts.conversation(conversation, tools), "conversation")
         params = _params_for_each(sampling_params, len(ready), default=_CHAT)
         return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="conversation")
 
@@ -126,7 +120,7 @@ class LLM:
         Other calls may come in between: they take turns with it in the engine's steps.
         """
         is_text = isinstance(prompt, str | Mapping)
-        ready = self._prompt(prompt) if is_text else self._conversation(prompt, None)
+        ready = self._prompts.prompt(prompt) if is_text else self._prompts.conversation(prompt)
         (params,) = _params_for_each(sampling_params, 1, default=SamplingParams() if is_text else _CHAT)
         with _Call(self) as call:
             call.add({**_about(), **ready.about}, ready, params, stream=True)
@@ -135,7 +129,7 @@ class LLM:
     # --------------------------------------------------------------------- inside
 
     def _answer(
-        self, prompts: list[_Prompt], params: list[SamplingParams], *, use_tqdm: bool, about: Mapping[str, Any], noun: str
+        self, prompts: list[ReadyPrompt], params: list[SamplingParams], *, use_tqdm: bool, about: Mapping[str, Any], noun: str
     ) -> list[RequestOutput]:
         indices: dict[str, int] = {}
         answers: dict[int, RequestOutput] = {}
@@ -154,38 +148,8 @@ class LLM:
         return [answers[index] for index in range(len(prompts))]
 
     @property
-    def _tokenizer(self) -> Tokenizer:
-        tokenizer = self.built.loaded.tokenizer
-        if tokenizer is None:
-            raise RequestError(f"{self.built.loaded.source.path} has no tokenizer.json: give prompt_token_ids", field="prompt")
-        return tokenizer
-
-    def _prompt(self, prompt: object) -> _Prompt:
-        if isinstance(prompt, str):
-            return _Prompt(self._tokenizer.encode(prompt), prompt, {})
-        if not isinstance(prompt, Mapping):
-            raise RequestError(
-                f"a prompt is text, or a mapping like {{'prompt_token_ids': [1, 2]}} for token ids, not {type(prompt).__name__}",
-                field="prompt",
-            )
-        unknown = sorted(set(map(str, prompt)) - {"prompt", "prompt_token_ids", *_ABOUT})
-        if unknown:
-            hint = "; messages go to chat()" if "role" in prompt else ""
-            known = ", ".join(("prompt", "prompt_token_ids", *_ABOUT))
-            raise RequestError(f"unknown key {unknown[0]!r} in a prompt; known: {known}{hint}", field=str(unknown[0]))
-        if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-            raise RequestError("a prompt's mapping needs exactly one of 'prompt' and 'prompt_token_ids'", field="prompt")
-        about = {key: prompt[key] for key in _ABOUT if key in prompt}
-        if "prompt" in prompt:
-            return _Prompt(self._tokenizer.encode(prompt["prompt"]), prompt["prompt"], about)
-        ids = prompt["prompt_token_ids"]
-        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not all(type(token) is int for token in ids):
-            raise RequestError("prompt_token_ids must be a list of whole numbers", field="prompt_token_ids")
-        return _Prompt(list(ids), None, about)
-
-    def _conversation(self, messages: Any, tools: Sequence[Mapping[str, Any]] | None) -> _Prompt:
-        text = self._tokenizer.render_chat(messages, tools=tools)
-        return _Prompt(self._tokenizer.encode(text, add_special_tokens=False), text, {})  # the template wrote BOS itself
+    def _prompts(self) -> PromptReader:
+        return PromptReader(self.built.loaded)
 
     # ------------------------------------------------------------------------ end
 
@@ -216,18 +180,7 @@ class LLM:
         self.close()
 
 
-_ABOUT = ("priority", "class", "user")
-"""What a request says of itself besides its prompt."""
 _CHAT = SamplingParams(max_tokens=None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A prompt made ready: ids, its text if it had one, and those of _ABOUT that it sets itself."""
-
-    token_ids: list[int]
-    text: str | None
-    about: Mapping[str, Any]
 
 
 class _Call:
@@ -242,7 +195,7 @@ class _Call:
         self._ids: list[str] = []
         self._inbox: deque[RequestOutput] = deque()
 
-    def add(self, about: Mapping[str, Any], ready: _Prompt, params: SamplingParams, *, stream: bool = False) -> str:
+    def add(self, about: Mapping[str, Any], ready: ReadyPrompt, params: SamplingParams, *, stream: bool = False) -> str:
         """Send a request; returns its id. Raises RequestError."""
         with self._llm._turns.take():
             request = self._engine.add_request(
@@ -302,7 +255,7 @@ def _conversations(messages: Any) -> list[Any]:
     return list(messages) if many else [messages]
 
 
-def _each(items: list[Any], make: Callable[[Any], _Prompt], noun: str) -> list[_Prompt]:
+def _each(items: list[Any], make: Callable[[Any], ReadyPrompt], noun: str) -> list[ReadyPrompt]:
     ready = []
     for index, item in enumerate(items):
         with _naming(noun, index, len(items)):

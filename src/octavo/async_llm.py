@@ -1,0 +1,306 @@
+"""`AsyncLLM`: an engine for online use. Requests come at any time from one event loop; the engine steps in a thread of its own.
+
+What a step brings is handed to the event loop in one call. A reader who is slower than the engine gets its pieces joined, so what
+waits for it stays small. Must not know: HTTP, plugins by name, tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from octavo.core.assembly import BuiltEngine, build_engine, load_model
+from octavo.core.engine import Engine
+from octavo.core.engine_loop import EngineLoop
+from octavo.core.errors import EngineError
+from octavo.core.outputs import RequestOutput
+from octavo.core.registry import Registry
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.settings.config import load_config
+from octavo.core.settings.flat import from_flat
+from octavo.prompts import Messages, Prompt, PromptReader, ReadyPrompt
+
+LONG_TEXT = 20_000  # characters; tokenizing more is done in a thread, where it holds nobody up
+
+
+class AsyncLLM:
+    """A model with a stack around it, for one event loop. Close it, or use it in an `async with` block.
+
+    Settings as for `LLM`. Raises ConfigError and its children, ModelSourceError.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, *, config: str | Path | None = None, **settings: Any) -> None:
+        registry = Registry.discover()
+        overrides = from_flat(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **settings)
+        checked = load_config(registry, file=config, overrides=overrides)
+        self._start(build_engine(registry, checked, load_model(registry, checked)))
+
+    @classmethod
+    def from_built(cls, built: BuiltEngine) -> Self:
+        """Around an engine that was built elsewhere."""
+        llm = cls.__new__(cls)
+        llm._start(built)
+        return llm
+
+    def _start(self, built: BuiltEngine) -> None:
+        self.built = built
+        self.prompts = PromptReader(built.loaded)
+        self.on_death: Callable[[BaseException], None] | None = None  # told in the event loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._mailboxes: dict[str, _Mailbox] = {}  # of requests that the engine has; its thread alone touches it
+        self._open: set[_Mailbox] = set()  # all that somebody reads
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._closed = False
+        self.engine_loop = EngineLoop(built.engine, deliver=self._deliver, died=self._died)
+        self.engine_loop.start()
+
+    # -------------------------------------------------------------------- answers
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        stream: bool = True,
+        **about: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue one prompt: pieces with what is new, or (`stream=False`) the whole answer alone.
+
+        `about`: `priority`, `class` and `user`. Leaving the loop aborts the request. Raises RequestError, or EngineError if the engine
+        has stopped.
+        """
+        ready = await self._read(self.prompts.prompt, prompt, len(prompt) if isinstance(prompt, str) else 0)
+        async for output in self.run(ready, sampling_params or SamplingParams(), request_id=request_id, stream=stream, **about):
+            yield output
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        stream: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **about: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer a conversation through the model's chat template; otherwise as `generate`. Without params: the rest of the context."""
+        size = sum(len(str(message)) for message in messages)
+        ready = await self._read(lambda given: self.prompts.conversation(given, tools), messages, size)
+        params = sampling_params or SamplingParams(max_tokens=None)
+        async for output in self.run(ready, params, request_id=request_id, stream=stream, **about):
+            yield output
+
+    async def run(
+        self, ready: ReadyPrompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = True, **about: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """The same for a prompt that was made ready before."""
+        about = {"priority": None, "class": "default", "user": "", **about, **ready.about}
+        mailbox = _Mailbox(self._event_loop())
+
+        def add(engine: Engine) -> None:
+            try:
+                request = engine.add_request(
+                    ready.token_ids,
+                    params,
+                    request_id=request_id,
+                    prompt_text=ready.text,
+                    priority=about["priority"],
+                    class_name=about["class"],
+                    user=about["user"],
+                    stream=stream,
+                )
+            except Exception as error:  # of this request alone
+                mailbox.fail_from_engine(error)
+            else:
+                mailbox.request_id = request.id
+                if mailbox.left:  # nobody waits any more
+                    engine.abort(request.id)
+                    engine.discard(request.id)
+                else:
+                    self._mailboxes[request.id] = mailbox
+
+        self.engine_loop.post(add)
+        self._open.add(mailbox)
+        try:
+            async for output in mailbox:
+                yield output
+        finally:
+            self._open.discard(mailbox)
+            if not mailbox.finished:
+                mailbox.left = True
+                self._abort(mailbox)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request now: its last piece says `abort`. Unknown and ended ids are fine."""
+        if self.engine_loop.alive:
+            self.engine_loop.post(lambda engine: engine.abort(request_id))
+
+    def _abort(self, mailbox: _Mailbox) -> None:
+        def abort(engine: Engine) -> None:
+            if mailbox.request_id is not None:
+                engine.abort(mailbox.request_id)
+                engine.discard(mailbox.request_id)
+                self._mailboxes.pop(mailbox.request_id, None)
+
+        if self.engine_loop.alive:
+            self.engine_loop.post(abort)
+
+    async def call(self, action: Callable[[Engine], Any]) -> Any:
+        """Run something on the engine between two steps and return its result, for looking at it: it must be short."""
+        loop = self._event_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def act(engine: Engine) -> None:
+            try:
+                result = action(engine)
+            except Exception as error:
+                loop.call_soon_threadsafe(_settle, future, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, future, result, None)
+
+        self.engine_loop.post(act)
+        self._calls.add(future)
+        try:
+            return await future
+        finally:
+            self._calls.discard(future)
+
+    async def _read(self, reader: Callable[[Any], ReadyPrompt], given: Any, size: int) -> ReadyPrompt:
+        return await asyncio.to_thread(reader, given) if size > LONG_TEXT else reader(given)
+
+    # ---------------------------------------------------------- the engine's thread
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        letters = []
+        for output in outputs:
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is not None:
+                letters.append((mailbox, output))
+                if output.finished:
+                    del self._mailboxes[output.request_id]
+        if letters and self._loop is not None:
+            self._loop.call_soon_threadsafe(_hand_over, letters)
+
+    def _died(self, error: BaseException) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._tell_death, error)
+
+    # ------------------------------------------------------------------------ end
+
+    def _tell_death(self, error: BaseException) -> None:
+        self._fail_all(EngineError(f"the engine has stopped: {error}"))
+        self._mailboxes.clear()
+        if self.on_death is not None:
+            self.on_death(error)
+
+    def _fail_all(self, error: Exception) -> None:
+        for mailbox in self._open:
+            mailbox.fail(error)
+        for future in self._calls:
+            _settle(future, None, error)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise EngineError("this AsyncLLM is used by another event loop: one alone may use it")
+        return loop
+
+    async def close(self, timeout_s: float = 10.0) -> None:
+        """Abort what runs and give memory back. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        ended = await asyncio.to_thread(self.engine_loop.stop, timeout_s)
+        self._fail_all(EngineError("the engine was closed"))
+        if ended:  # else a step hangs and still works on it
+            self.built.engine.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Mailbox:
+    """What came for one request and was not read yet. Everything but `fail_from_engine` belongs to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.request_id: str | None = None
+        self.left = False  # nobody reads any more
+        self.finished = False
+        self._loop = loop
+        self._letters: list[RequestOutput] = []
+        self._error: Exception | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """One more piece."""
+        self._letters.append(output)
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        """No more will come."""
+        self._error = error
+        self._arrived.set()
+
+    def fail_from_engine(self, error: Exception) -> None:
+        """The same, from the engine's thread."""
+        self._loop.call_soon_threadsafe(self.fail, error)
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        while not self.finished:
+            await self._arrived.wait()
+            self._arrived.clear()
+            letters, self._letters = self._letters, []
+            for letter in joined(letters):
+                self.finished = self.finished or letter.finished
+                yield letter
+            if self._error is not None and not self.finished:
+                self.finished = True
+                raise self._error
+
+
+def joined(pieces: list[RequestOutput]) -> list[RequestOutput]:
+    """Pieces of one request, as few as say the same: those of one sample in one."""
+    if len(pieces) < 2 or not all(len(piece.outputs) == 1 for piece in pieces):
+        return pieces
+    first: dict[int, RequestOutput] = {}
+    for piece in pieces:
+        (new,) = piece.outputs
+        if new.index not in first:
+            first[new.index] = piece
+            continue
+        (old,) = first[new.index].outputs
+        old.text += new.text
+        old.token_ids += new.token_ids
+        if old.logprobs is not None and new.logprobs is not None:
+            old.logprobs += new.logprobs
+        old.finish_reason, old.stop_reason, old.error = new.finish_reason, new.stop_reason, new.error
+        old.cumulative_logprob = new.cumulative_logprob
+    whole = list(first.values())
+    whole[-1].finished, whole[-1].times = pieces[-1].finished, pieces[-1].times
+    if len(whole) > 1 and pieces[-1].finished:
+        for piece in whole[:-1]:
+            piece.finished = False
+    return whole
+
+
+def _hand_over(letters: list[tuple[_Mailbox, RequestOutput]]) -> None:
+    for mailbox, output in letters:
+        mailbox.put(output)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():  # cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,74 @@
+"""What users give as a prompt (text, token ids, a conversation) becomes token ids, for `LLM` and `AsyncLLM` alike.
+
+Must not know: engines, sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core.assembly import LoadedModel
+from octavo.core.errors import RequestError
+from octavo.core.text.tokenizer import Tokenizer
+
+Prompt = str | Mapping[str, Any]
+"""Text, or a mapping with `prompt` or `prompt_token_ids` and, if wanted, `priority`, `class` and `user` of its own."""
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: mappings with `role` and `content`."""
+
+ABOUT = ("priority", "class", "user")
+"""What a request says of itself besides its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPrompt:
+    """A prompt made ready: ids, its text if it had one, and those of ABOUT that it sets itself."""
+
+    token_ids: list[int]
+    text: str | None
+    about: Mapping[str, Any]
+
+
+class PromptReader:
+    """Reads prompts with the tokenizer of one loaded model. Threads may share it. All methods raise RequestError."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        if self._loaded.tokenizer is None:
+            raise RequestError(f"{self._loaded.source.path} has no tokenizer.json: give prompt_token_ids", field="prompt")
+        return self._loaded.tokenizer
+
+    def prompt(self, prompt: object) -> ReadyPrompt:
+        """A text, or a mapping with either text or token ids."""
+        if isinstance(prompt, str):
+            return ReadyPrompt(self.tokenizer.encode(prompt), prompt, {})
+        if not isinstance(prompt, Mapping):
+            raise RequestError(
+                f"a prompt is text, or a mapping like {{'prompt_token_ids': [1, 2]}} for token ids, not {type(prompt).__name__}",
+                field="prompt",
+            )
+        unknown = sorted(set(map(str, prompt)) - {"prompt", "prompt_token_ids", *ABOUT})
+        if unknown:
+            hint = "; messages go to chat()" if "role" in prompt else ""
+            known = ", ".join(("prompt", "prompt_token_ids", *ABOUT))
+            raise RequestError(f"unknown key {unknown[0]!r} in a prompt; known: {known}{hint}", field=str(unknown[0]))
+        if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+            raise RequestError("a prompt's mapping needs exactly one of 'prompt' and 'prompt_token_ids'", field="prompt")
+        about = {key: prompt[key] for key in ABOUT if key in prompt}
+        if "prompt" in prompt:
+            return ReadyPrompt(self.tokenizer.encode(prompt["prompt"]), prompt["prompt"], about)
+        ids = prompt["prompt_token_ids"]
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not all(type(token) is int for token in ids):
+            raise RequestError("prompt_token_ids must be a list of whole numbers", field="prompt_token_ids")
+        return ReadyPrompt(list(ids), None, about)
+
+    def conversation(self, messages: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> ReadyPrompt:
+        """A conversation through the model's chat template, which writes BOS itself."""
+        text = self.tokenizer.render_chat(messages, tools=tools)
+        return ReadyPrompt(self.tokenizer.encode(text, add_special_tokens=False), text, {})
