@@ -11,6 +11,7 @@
     │   └── PluginContractError      it broke a promise of its interface
     ├── ModelSourceError             a model cannot be found, fetched, verified or read
     ├── RequestError                 one request cannot be served (HTTP 4xx); the engine goes on
+    │   └── QueueFullError           too many wait already; later it may be served
     └── EngineError                  the engine cannot go on
         ├── EngineStuckError         nothing can be planned although requests wait
         └── OutOfMemoryError         device memory ran out
@@ -70,6 +71,10 @@ class RequestError(OctavoError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class QueueFullError(RequestError):
+    """So many requests of its class wait that this one is not taken; later it may be."""
 
 
 class EngineError(OctavoError):

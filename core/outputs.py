@@ -53,6 +53,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first token; with a stream, on the first piece
+    num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV was found in a prefix cache
     num_preemptions: int = 0
     times: RequestTimes | None = None
@@ -86,6 +87,7 @@ def streamed(sequence: Sequence, token_ids: list[int], text: str, *, reason: str
         [piece],
         finished=False,
         prompt_logprobs=_prompt_logprobs(request, decode) if first else None,
+        num_prompt_tokens=len(request.prompt),
         num_cached_tokens=request.num_cached or 0,
         num_preemptions=request.num_preemptions,
         class_name=request.class_name,
@@ -134,6 +136,7 @@ def completed(request: Request, *, finished_at: float, decode: Decode) -> Reques
         outputs,
         finished=True,
         prompt_logprobs=_prompt_logprobs(request, decode),
+        num_prompt_tokens=len(request.prompt),
         num_cached_tokens=request.num_cached or 0,
         num_preemptions=request.num_preemptions,
         times=RequestTimes(request.arrival, request.first_scheduled, request.first_token, finished_at),

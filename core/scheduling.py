@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import ClassVar
 
-from octavo.core.errors import PluginContractError, RequestError
+from octavo.core.errors import PluginContractError, QueueFullError, RequestError
 from octavo.core.forks import common_prefix
 from octavo.core.kv import Allocator
 from octavo.core.options import SchedulerOptions
@@ -97,7 +97,7 @@ class Scheduler(ABC):
         if limits.max_queue is not None:
             queued = sum(other.class_name == name for other in self.waiting)
             if queued >= limits.max_queue:
-                raise RequestError(f"{queued} requests of class {name!r} wait already, max_queue is {limits.max_queue}: try again later")
+                raise QueueFullError(f"{queued} requests of class {name!r} wait already, max_queue is {limits.max_queue}: try again later")
 
     def add(self, request: Request) -> None:
         """A new request waits."""

@@ -38,6 +38,7 @@ DEFAULTS = Layer(
         "kernel": {"plugin": AUTO},
         "ops": {"plugin": AUTO},
         "engine": {},
+        "server": {},  # what is in it is the server's business
     },
 )
 AUTO_KINDS = tuple(kind for kind in KINDS if DEFAULTS.settings[kind]["plugin"] == AUTO)  # the others take a name only
@@ -57,6 +58,7 @@ class EngineConfig:
     kernel: Choice | None
     ops: Choice | None
     engine: EngineSettings
+    server: BaseModel | None = None  # checked by the model that was given to `load_config`
 
 
 def load_config(
@@ -65,14 +67,16 @@ def load_config(
     file: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    server: type[BaseModel] | None = None,
 ) -> EngineConfig:
     """Merge and check the settings of all sources. `environ` is os.environ unless given; `overrides` has sections like the file.
 
+    `server`: what the `[server]` table must fit; without it the table may hold anything, for other commands share the file.
     Raises `InvalidOptionsError` with every problem; a plugin that can't be had, alone, is the registry's own error.
     """
     written = [from_file(file)] if file is not None else []
     written += [from_environment(os.environ if environ is None else environ), Layer("", merge({}, overrides or {}))]
-    return _Loader(registry, written).load()
+    return _Loader(registry, written).load(server)
 
 
 class _Loader:
@@ -83,7 +87,7 @@ class _Loader:
         self.problems: list[str | OctavoError] = []
         self.layers = [DEFAULTS, *self._preset(written), *written]
 
-    def load(self) -> EngineConfig:
+    def load(self, server: type[BaseModel] | None) -> EngineConfig:
         tables = self._sections()
         source = tables["model"].pop("source", None)
         if not (isinstance(source, str) and source):
@@ -97,10 +101,11 @@ class _Loader:
             )
         choices = {kind: self._choice(kind, tables[kind]) for kind in KINDS}
         engine = cast(EngineSettings | None, self._validated(EngineSettings, tables["engine"], ("engine",)))
+        served = None if server is None else self._validated(server, tables["server"], ("server",))
         self._check_together(choices["scheduler"], engine)
         self._raise()
         _warn(self.registry, engine := cast(EngineSettings, engine))
-        return EngineConfig(source=source, revision=revision, trust_remote_code=trust, engine=engine, **cast(Any, choices))
+        return EngineConfig(source=source, revision=revision, trust_remote_code=trust, engine=engine, server=served, **cast(Any, choices))
 
     def _preset(self, written: list[Layer]) -> list[Layer]:
         try:

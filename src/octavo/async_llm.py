@@ -139,6 +139,15 @@ class AsyncLLM:
         if self.engine_loop.alive:
             self.engine_loop.post(lambda engine: engine.abort(request_id))
 
+    async def abort_all(self) -> None:
+        """End all requests now; the last piece of each says `abort`."""
+        if self.engine_loop.alive:
+            self.engine_loop.post(_abort_all)
+
+    def fail_all(self, reason: str) -> None:
+        """Whoever waits gets an EngineError; for when the engine's thread hangs."""
+        self._fail_all(EngineError(f"the engine has stopped: {reason}"))
+
     def _abort(self, mailbox: _Mailbox) -> None:
         def abort(engine: Engine) -> None:
             if mailbox.request_id is not None:
@@ -265,6 +274,11 @@ class _Mailbox:
             if self._error is not None and not self.finished:
                 self.finished = True
                 raise self._error
+
+
+def _abort_all(engine: Engine) -> None:
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
 
 
 def joined(pieces: list[RequestOutput]) -> list[RequestOutput]:

@@ -19,6 +19,7 @@ from octavo.core.errors import ConfigError, OctavoError, RequestError
 COMMANDS = {
     "generate": "continue prompts",
     "chat": "talk to a model in the terminal",
+    "serve": "serve a model through an OpenAI-compatible API",
     "demo": "answer with a real model, then run the same prompts on every installed stack",
     "plugins": "list installed plugins, their options, and packages that failed to load",
     "presets": "list named configs and what they set",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig, load_config
-from octavo.core.settings.layers import from_command_line, merge, nested
+from octavo.core.settings.flat import from_flat
+from octavo.core.settings.layers import Table, from_command_line, merge, nested
 from octavo.core.settings.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -34,12 +36,18 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
-    """The checked config of these arguments, over file and environment."""
+def config_arguments(args: argparse.Namespace, *, flat: Mapping[str, Any] | None = None) -> Table:
+    """What these arguments say, in sections like a config file; `flat`: further settings under the flat names of `LLM(...)`."""
     plugins: dict[tuple[str, ...], str | None] = {(kind, "plugin"): getattr(args, kind) for kind in KINDS}
     short: dict[tuple[str, ...], str | None] = {("preset",): args.preset, ("model", "source"): args.model, **plugins}
     given = nested((list(path), value) for path, value in short.items() if value is not None)  # names, also where TOML reads a number
-    return load_config(registry, file=args.config, overrides=merge(given, from_command_line(args.settings)))
+    switched = from_flat(**{kind: getattr(args, kind) for kind in KINDS}, **(flat or {}))
+    return merge(merge(switched, given), from_command_line(args.settings))
+
+
+def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
+    """The checked config of these arguments, over file and environment."""
+    return load_config(registry, file=args.config, overrides=config_arguments(args))
 
 
 def say(line: str) -> None:

@@ -1,0 +1,29 @@
+"""`create_app`: the FastAPI application around one engine.
+
+Must not know: command lines, sockets, signals.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from octavo._version import __version__
+from octavo.server import errors, health
+from octavo.server.activity import Activity
+from octavo.server.body_limit import BodyLimit
+from octavo.server.openai import chat, models
+from octavo.server.served import Served
+
+ROUTERS = (chat.router, models.router, health.router)
+
+
+def create_app(here: Served) -> FastAPI:
+    """All routes."""
+    app = FastAPI(title="Octavo", version=__version__, description="An OpenAI-compatible server for one model.")
+    app.state.served = here
+    errors.add_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(Activity, here=here)
+    app.add_middleware(BodyLimit, limit=here.settings.max_body_bytes)
+    return app

@@ -1,0 +1,54 @@
+"""The server's log: lines of text or JSON, to standard error or a file, which may be full.
+
+Must not know: what is logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+from octavo.server.settings import ServerSettings
+
+
+class DroppingHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; one that cannot be written (a full disk, a closed pipe) is dropped and counted, and nobody is held up."""
+
+    num_dropped = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count it."""
+        type(self).num_dropped += 1
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and what the record says of the request."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def set_up(settings: ServerSettings) -> None:
+    """Send the logs of Octavo and uvicorn where the settings say. Raises OSError if the file cannot be opened."""
+    stream = open(settings.log_file, "a", encoding="utf-8") if settings.log_file else sys.stderr  # noqa: SIM115
+    handler = DroppingHandler(stream)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else text)
+    for name in ("octavo", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

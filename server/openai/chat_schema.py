@@ -1,0 +1,164 @@
+"""Requests and answers of /v1/chat/completions, as OpenAI documents them.
+
+Must not know: engines, tokenizers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from octavo.server.openai.common_schema import Flag, ResponseFormat, SamplingFields, Schema, Usage, Whole
+
+
+class TextPart(Schema):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Schema):
+    """A call that the model asked for."""
+
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it")
+
+
+class ToolCall(Schema):
+    """A call with its id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Schema):
+    """One message of a conversation. Only text: images and sound are refused."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+
+class FunctionDefinition(Schema):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Flag | None = None
+
+
+class Tool(Schema):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Schema):
+    """Names a function."""
+
+    name: str
+
+
+class NamedToolChoice(Schema):
+    """The model must call this function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def _kind_of_choice(value: Any) -> str:
+    return "word" if isinstance(value, str) else "named"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedToolChoice, Tag("named")], Discriminator(_kind_of_choice)
+]
+
+
+class ChatCompletionRequest(SamplingFields):
+    """A conversation to go on with. Fields that change the answer and are not served are refused by name."""
+
+    messages: list[Message] = Field(min_length=1)
+    model: str | None = Field(None, description="a served model's name; absent: the one that is served")
+    max_tokens: Whole | None = Field(None, description="most tokens of one answer; absent: the rest of the context")
+    max_completion_tokens: Whole | None = Field(None, description="OpenAI's newer name of max_tokens")
+    logprobs: Flag | None = Field(None, description="give the log probability of each token")
+    top_logprobs: Whole | None = Field(None, ge=0, description="and those of so many likeliest ones; needs logprobs")
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Flag | None = Field(None, description="whether an answer may hold more than one call")
+    add_generation_prompt: Flag = Field(True, description="let the template begin the assistant's message")
+    echo: Literal[False] | None = None
+    # OpenAI's, without effect on the answer
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = Field(None, description="nothing is stored")
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    prompt_cache_key: str | None = Field(None, description="accepted: prefixes are found by their tokens")
+    safety_identifier: str | None = None
+    prediction: dict[str, Any] | None = Field(None, description="accepted: it changes the speed at most")
+
+
+class TopLogprob(BaseModel):
+    """A likely token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    """Of an answer's tokens."""
+
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: int | str | None = Field(None, description="the stop string or stop id that was met")
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer as a whole."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    service_tier: None = None
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[Any] | None = None
+    prompt_token_ids: list[int] | None = None

@@ -1,0 +1,59 @@
+"""Requests and answers of /v1/completions, as OpenAI documents them.
+
+Must not know: engines, tokenizers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from octavo.server.openai.common_schema import Flag, ResponseFormat, SamplingFields, Usage, Whole
+
+
+class CompletionRequest(SamplingFields):
+    """One or more prompts, as text or token ids, to go on with."""
+
+    prompt: str | list[Whole] | list[str] | list[list[Whole]]
+    model: str | None = Field(None, description="a served model's name; absent: the one that is served")
+    max_tokens: Whole | None = Field(None, ge=0, description="most tokens of one output; absent: 16; 0 only with echo")
+    best_of: Whole | None = Field(None, description="outputs to sample, of which the n likeliest are given")
+    echo: Flag | None = Field(None, description="give the prompt before its continuation")
+    logprobs: Whole | None = Field(None, ge=0, description="give each token's log probability and those of so many likeliest ones")
+    response_format: ResponseFormat | None = None
+    add_special_tokens: Flag = Field(True, description="put BOS and the like before a text, where the tokenizer has them")
+
+
+class CompletionLogprobs(BaseModel):
+    """Of an output's tokens, in columns."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class CompletionChoice(BaseModel):
+    """One output."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None = Field(None, description="the stop string or stop id that was met")
+    prompt_logprobs: list[Any] | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(BaseModel):
+    """All outputs of all prompts."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
