@@ -6,7 +6,7 @@ Must not know: what is in the events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], *, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], *, headers: dict[str, str] | None = None) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
@@ -52,7 +52,7 @@ class EventStream(Response):
             await _end(sending, gone)
 
     async def _send(self, send: Send) -> None:
-        async with aclosing(self._events) as events:  # type: ignore[type-var]
+        async with aclosing(self._events) as events:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

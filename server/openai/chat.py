@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -110,14 +110,14 @@ class Answer:
             index=number,
             message=AnswerMessage(content=output.text),
             logprobs=_logprobs(output),
-            finish_reason=output.finish_reason,  # type: ignore[arg-type]
+            finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._wants_ids else None,
         )
 
     # ----------------------------------------------------------------- in pieces
 
-    async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncIterator[bytes]:
+    async def events(self, first: RequestOutput, rest: AsyncGenerator[RequestOutput]) -> AsyncGenerator[bytes]:
         """All events of a streamed answer, `[DONE]` included, whatever happens in between."""
         head = self._head()
         with_usage = bool(self._options and self._options.include_usage)
@@ -168,8 +168,8 @@ class Answer:
         return ",".join(parts)
 
 
-async def _chain(first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
-    async with aclosing(rest) as pieces:  # type: ignore[type-var]
+async def _chain(first: RequestOutput, rest: AsyncGenerator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
+    async with aclosing(rest) as pieces:
         yield first
         async for piece in pieces:
             yield piece

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,7 +67,7 @@ class AsyncLLM:
         request_id: str | None = None,
         stream: bool = True,
         **about: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Continue one prompt: pieces with what is new, or (`stream=False`) the whole answer alone.
 
         `about`: `priority`, `class` and `user`. Leaving the loop aborts the request. Raises RequestError, or EngineError if the engine
@@ -86,7 +86,7 @@ class AsyncLLM:
         stream: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **about: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Answer a conversation through the model's chat template; otherwise as `generate`. Without params: the rest of the context."""
         size = sum(len(str(message)) for message in messages)
         ready = await self._read(lambda given: self.prompts.conversation(given, tools), messages, size)
@@ -96,7 +96,7 @@ class AsyncLLM:
 
     async def run(
         self, ready: ReadyPrompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = True, **about: Any
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """The same for a prompt that was made ready before."""
         about = {"priority": None, "class": "default", "user": "", **about, **ready.about}
         mailbox = _Mailbox(self._event_loop())
