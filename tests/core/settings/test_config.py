@@ -193,7 +193,7 @@ def test_everything_wrong_is_said_at_once_with_its_source(registry: Registry, tm
     )
     assert text.splitlines() == [
         "10 settings cannot be used:",
-        "  - shceduler: no such section (did you mean scheduler?); sections are model, scheduler, allocator, kernel, ops, engine"
+        "  - shceduler: no such section (did you mean scheduler?); sections are model, scheduler, allocator, kernel, ops, engine, server"
         f" [{where}]",
         "  - allocator: must be a table of settings (got 3)",
         "  - scheduler.chunked.max_num_seqs: Input should be a valid integer (got 'many') [environment]",

@@ -131,7 +131,7 @@ def test_an_unknown_name_is_said_with_its_source_beside_other_mistakes(registry:
     assert str(error.value).splitlines() == [
         "3 settings cannot be used:",
         f"  - no preset is called 'vlm' (did you mean vllm?); presets are chat, fastertransformer, offline, orca, vllm [{file}]",
-        "  - presett: no such section (did you mean preset?); sections are model, scheduler, allocator, kernel, ops, engine",
+        "  - presett: no such section (did you mean preset?); sections are model, scheduler, allocator, kernel, ops, engine, server",
         f"  - engine.seed: Input should be greater than or equal to 0 (got -1) [{file}]",
     ]
 
