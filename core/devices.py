@@ -73,7 +73,7 @@ def measure_reserved(model: Model, *, num_tokens: int, num_rows: int) -> int:
     ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
     rows = torch.arange(min(num_rows, num_tokens), dtype=torch.int64, device=model.device)
     with torch.inference_mode():
-        model.forward(ids, ids, lambda layer, q, k, v: q.new_zeros(*q.shape[:2], v.shape[2]), logit_rows=rows)
+        model.logits(model.forward(ids, ids, lambda layer, q, k, v: q.new_zeros(*q.shape[:2], v.shape[2]), rows=rows))
     activations = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
     return total - free + activations

@@ -30,6 +30,11 @@ class Chunk(NamedTuple):
         """One past the last position."""
         return self.start + self.length
 
+    @property
+    def sampled_from(self) -> int:
+        """First position from whose logits a token is drawn; `stop`: none. Those from `logits_from` to here are only scored."""
+        return self.start + self.length - (len(self.drafts) + 1 if self.samples else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

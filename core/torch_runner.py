@@ -80,13 +80,8 @@ class TorchRunner(Runner):
         if inputs.input_from is not None:
             ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
         rows = None if all_argmax(plan.chunks) else SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
-        out = self.model.forward(
-            ids,
-            inputs.positions,
-            self._attend(plan, inputs),
-            logit_rows=inputs.logit_rows,
-            select="argmax" if rows is None else "logits",
-        )
+        hidden = self.model.forward(ids, inputs.positions, self._attend(plan, inputs), rows=inputs.logit_rows)
+        out = self.model.argmax(hidden) if rows is None else self.model.logits(hidden)
         forwarded = self._clock.now()
         handle.draws = inputs.draws
         if rows is None:
@@ -132,15 +127,15 @@ def all_argmax(chunks: Seq[Chunk]) -> bool:
         params = request.params
         if not request.takes_likeliest:
             return False
-        if params.min_tokens and chunk.logits_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
+        if params.min_tokens and chunk.sampled_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
             return False
     return True
 
 
 def row_requests(chunk: Chunk) -> list[RowRequest]:
-    """How to draw from each of the chunk's rows of logits: none, one, or with drafts one more than there are drafts."""
+    """How to draw from each of the rows behind which it samples: none, one, or with drafts one more than there are drafts."""
     sequence, request = chunk.sequence, chunk.sequence.request
-    rows = range(chunk.logits_from, chunk.stop)
+    rows = range(chunk.sampled_from, chunk.stop)
     return [
         RowRequest(
             params=request.params,

@@ -66,6 +66,6 @@ def test_gpt2_from_gguf_gives_the_original_s_logits(tmp_path: Path, monkeypatch:
     found = resolve(tmp_path / "gpt2.gguf")
     assert found.config["architectures"] == ["GPT2LMHeadModel"]
     model, ids = load(found.path), torch.tensor(PROMPTS[2])
-    logits = model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), logit_rows=torch.arange(len(ids)))
+    logits = model.logits(model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), rows=torch.arange(len(ids))))
     with torch.no_grad():
         torch.testing.assert_close(logits, reference_model(original)(ids[None]).logits[0], atol=1e-3, rtol=1e-4)
