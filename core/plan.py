@@ -20,7 +20,7 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     length: int
-    logits_from: int  # first position whose logits are wanted; start + length: none
+    logits_from: int  # first position whose logits are wanted, to sample or to score the prompt's next token; start + length: none
     samples: bool  # a token is sampled after the last position (before the drafts, if any)
     drafts: tuple[int, ...]  # guessed ids of the last len(drafts) positions
     epoch: int
