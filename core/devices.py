@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import psutil
 import torch
 
 from octavo.core.errors import ConfigError
 from octavo.core.memory import DeviceMemory
 from octavo.core.model import Model
+from octavo.core.scoring import score_rows
 
 
 def choose_device(name: str) -> torch.device:
@@ -63,7 +65,8 @@ def device_memory(device: torch.device) -> DeviceMemory:
 def measure_reserved(model: Model, *, num_tokens: int, num_rows: int) -> int:
     """Bytes of the GPU that are not for KV: what is in use now (weights, other processes), and the peak of a forward pass beyond it.
 
-    The pass runs `num_tokens` tokens with logits for `num_rows`, attention left out. 0 on a CPU, where the pool is sized otherwise.
+    The pass runs `num_tokens` tokens with logits for `num_rows`, and scores them as a prompt's; attention is left out. 0 on a CPU, where
+    the pool is sized otherwise.
     """
     if model.device.type != "cuda":
         return 0
@@ -73,7 +76,9 @@ def measure_reserved(model: Model, *, num_tokens: int, num_rows: int) -> int:
     ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
     rows = torch.arange(min(num_rows, num_tokens), dtype=torch.int64, device=model.device)
     with torch.inference_mode():
-        model.forward(ids, ids, lambda layer, q, k, v: q.new_zeros(*q.shape[:2], v.shape[2]), logit_rows=rows)
+        hidden = model.forward(ids, ids, lambda layer, q, k, v: q.new_zeros(*q.shape[:2], v.shape[2]), rows=rows)
+        model.logits(hidden)
+        score_rows(lambda part: model.logits(hidden[part]), ids[rows], np.ones(len(rows), dtype=np.int64))
     activations = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
     return total - free + activations

@@ -248,7 +248,7 @@ class Engine:
                 continue
             computed = chunk.start + chunk.length
             if index in result.prompt_logprobs:
-                request.prompt_logprobs += result.prompt_logprobs[index]
+                request.score_prompt(result.prompt_logprobs[index])
             if chunk.drafts:
                 rejected = len(chunk.drafts) + 1 - len(tokens)
                 computed -= rejected

@@ -23,7 +23,8 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """For chunks whose requests ask, by index: one for each of `tokens`."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """For chunks of prompts whose log probabilities are wanted, by index: of the tokens behind positions `logits_from` and following."""
+    """For chunks of prompts whose log probabilities are wanted, by index: of the tokens behind the positions from `logits_from` to
+    where sampling begins."""
     errors: dict[int, str] = field(default_factory=dict)
     """Chunks that have no result, by index, and why: their requests fail, all others go on."""
     seconds: dict[str, float] = field(default_factory=dict)

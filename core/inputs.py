@@ -1,7 +1,8 @@
 """`InputBuilder`: a plan becomes tensors, here and nowhere else.
 
 Lists are flattened once a step with numpy; block tables live in one array that is updated in place, only where they changed.
-Symbols: T tokens, B rows (chunks, then dead rows), R rows of logits. Must not know: models, kernels, how an allocator works.
+Symbols: T tokens, B rows (chunks, then dead rows), R rows of logits that tokens are drawn from, P tokens of prompts that are scored.
+Must not know: models, kernels, how an allocator works.
 """
 
 from __future__ import annotations
@@ -35,10 +36,19 @@ class StepInputs:
     input_from: torch.Tensor | None  # [T] int64; None: all known
     positions: torch.Tensor  # [T] int64
     attention: AttentionMetadata
-    logit_rows: torch.Tensor  # [R] int64, indices into T
+    logit_rows: torch.Tensor  # [R] int64, indices into T: tokens are drawn from their logits
+    prompts: PromptRows | None  # None: no prompt is scored
     draws: list[int]  # [chunks] tokens drawn from a chunk's rows of logits; N in all
     keep_draws: torch.Tensor | None  # [K] int64, indices into N; None: one step at a time
     keep_at: torch.Tensor | None  # [K] int64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptRows:
+    """Tokens of prompts whose log probabilities are wanted; nothing is drawn there."""
+
+    rows: torch.Tensor  # [P] int64, indices into T: the tokens before them, whose logits score them
+    targets: torch.Tensor  # [P] int64, their ids
 
 
 def ranges(starts: Ints, counts: Ints) -> Ints:
@@ -118,15 +128,17 @@ class InputBuilder:
         Raises PluginContractError if a chunk runs a token that is neither known nor sampled by a step in flight.
         """
         sequences: tuple[Sequence, ...]
-        sequences, starts_, lengths_, logits_from_, *_ = zip(*plan.chunks, strict=True)
+        sequences, starts_, lengths_, logits_from_, samples_, drafts_, _ = zip(*plan.chunks, strict=True)
         starts = np.array(starts_, dtype=np.int64)
         lengths = np.array(lengths_, dtype=np.int64)
         stops = starts + lengths
         ids, sources = self._token_ids(plan.chunks)
         positions = ranges(starts, lengths)
         query_start = np.concatenate(([0], np.cumsum(lengths)))
-        logit_counts = stops - np.array(logits_from_, dtype=np.int64)
-        logit_rows = ranges(query_start[1:] - logit_counts, logit_counts)
+        drawn = np.array(samples_, dtype=np.int64) + np.array([len(drafts) for drafts in drafts_], dtype=np.int64)
+        logit_rows = ranges(query_start[1:] - drawn, drawn)
+        scored = stops - drawn - np.array(logits_from_, dtype=np.int64)
+        prompt_rows = ranges(query_start[1:] - drawn - scored, scored)
         draws = [num_draws(chunk) for chunk in plan.chunks]
         keep_draws, keep_at = self._keep(plan.chunks, draws) if self._depth > 1 else (None, None)
         region_starts = block_table = None
@@ -164,10 +176,16 @@ class InputBuilder:
             positions=self._tensor(positions),
             attention=attention,
             logit_rows=self._tensor(logit_rows),
+            prompts=self._prompts(plan.chunks, prompt_rows) if len(prompt_rows) else None,
             draws=draws,
             keep_draws=None if keep_draws is None else self._tensor(keep_draws),
             keep_at=None if keep_at is None else self._tensor(keep_at),
         )
+
+    def _prompts(self, chunks: tuple[Chunk, ...], rows: Ints) -> PromptRows:
+        """`rows` are those before the tokens that are scored."""
+        targets = [t for chunk in chunks for t in chunk.sequence.request.prompt[chunk.logits_from + 1 : chunk.sampled_from + 1]]
+        return PromptRows(rows=self._tensor(rows), targets=self._tensor(np.array(targets, dtype=np.int64)))
 
     def _token_ids(self, chunks: tuple[Chunk, ...]) -> tuple[list[int], Ints | None]:
         """Ids of all tokens of the step; 0 where a step in flight samples it, and then the places in the ring (else -1)."""

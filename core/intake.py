@@ -51,7 +51,6 @@ def make_request(
         beam_width=beam_width,
         stream=stream,
         prompt_text=prompt_text,
-        reads_cache=params.prompt_logprobs is None,
     )
 
 

@@ -85,7 +85,7 @@ class Allocator(ABC):
     def open(self, sequence: Sequence) -> int:
         """Start a sequence; returns how many of its first positions are cached, pinned from now on (fewer than `num_tokens`).
 
-        Allocates nothing.
+        None where `Request.reads_cache` is False. Allocates nothing.
         """
 
     @abstractmethod

@@ -1,13 +1,13 @@
 """What a model is, and the operations (`Ops`) that it is made of.
 
 A model turns tokens into logits. It asks for attention through a callback and must not know kernels, caches, slots or requests.
-Symbols: T tokens of a step, R rows whose logits are wanted, H query heads, G KV heads, D head size, V vocabulary.
+Symbols: T tokens of a step, R of them whose logits are wanted, H query heads, G KV heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,7 +23,11 @@ class Attend(Protocol):
 
 
 class Model(ABC):
-    """A causal language model over a flattened batch: no padding, no batch dimension, no phases."""
+    """A causal language model over a flattened batch: no padding, no batch dimension, no phases.
+
+    A step calls `forward` once, then `logits` or `argmax` on what it gave, whole or a slice of rows at a time: a row of logits is a
+    thousand times as large as what it is made from where the logits of a whole prompt are wanted.
+    """
 
     shape: ModelShape
     layers: tuple[LayerSpec, ...]
@@ -31,20 +35,19 @@ class Model(ABC):
     device: torch.device
 
     @abstractmethod
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
-        *,
-        logit_rows: torch.Tensor,
-        select: Literal["logits", "argmax"] = "logits",
-    ) -> torch.Tensor:
-        """Run one step.
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, *, rows: torch.Tensor) -> torch.Tensor:
+        """Run all layers: input_ids [T] and positions [T] (int64) -> [R, ...], what the head needs of the tokens at `rows`.
 
-        input_ids [T] and positions [T] (int64) -> logits [R, V] of the tokens at `logit_rows` [R] (indices into T, int64), or
-        with `select="argmax"` their most likely ids [R] (the lowest id wins a tie), which ops may fuse with the LM head.
+        `rows` [R] are indices into T (int64), in any order, perhaps none. The result is opaque but for its first dimension.
         """
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head: any rows [R, ...] of what `forward` gave -> logits [R, V]. A row depends on nothing but itself."""
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Their most likely ids [R] int64, the lowest where several are. Ops may fuse it with the head."""
+        return self.logits(hidden).argmax(-1)
 
     @abstractmethod
     def weight_bytes(self) -> int:

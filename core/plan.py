@@ -20,7 +20,7 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     length: int
-    logits_from: int  # first position whose logits are wanted; start + length: none
+    logits_from: int  # first position whose logits are wanted, to sample or to score the prompt's next token; start + length: none
     samples: bool  # a token is sampled after the last position (before the drafts, if any)
     drafts: tuple[int, ...]  # guessed ids of the last len(drafts) positions
     epoch: int
@@ -29,6 +29,11 @@ class Chunk(NamedTuple):
     def stop(self) -> int:
         """One past the last position."""
         return self.start + self.length
+
+    @property
+    def sampled_from(self) -> int:
+        """First position from whose logits a token is drawn; `stop`: none. Those from `logits_from` to here are only scored."""
+        return self.start + self.length - (len(self.drafts) + 1 if self.samples else 0)
 
 
 @dataclass(frozen=True, slots=True)

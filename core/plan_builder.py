@@ -70,7 +70,10 @@ class PlanBuilder:
             if not reserve(sequence, start, stop):
                 return False
             samples = stop >= sequence.num_tokens
-            planned.append(Chunk(sequence, start, length, stop - samples, samples, (), sequence.epoch))
+            logits_from = stop - samples
+            if not request.prompt_scored:
+                logits_from = min(logits_from, max(start, len(request.prompt_logprobs)))
+            planned.append(Chunk(sequence, start, length, logits_from, samples, (), sequence.epoch))
             left -= length
         if request.beam_width:
             planned = _lockstep(request, planned)

@@ -7,6 +7,7 @@ follows from that (`num_next`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -129,25 +130,36 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt from its second token on, as far as known
-    reads_cache: bool = True  # a prefix cache may be asked; not if the logits of every prompt position are wanted
     num_cached: int | None = None  # prompt tokens found in a prefix cache when first admitted
     num_preemptions: int = 0
     first_scheduled: float | None = None
     first_token: float | None = None
     width: int = field(init=False)  # sequences it may have at once
     reads_output: bool = field(init=False)  # see SamplingParams
+    prompt_scored: bool = field(init=False)  # all log probabilities of its prompt that are wanted are there
     takes_likeliest: bool = field(init=False)  # each token is the argmax of the model's own logits, which nobody wants to see
 
     def __post_init__(self) -> None:
         self.width = max(self.params.width, self.beam_width)
         self.reads_output = self.params.reads_output
         self.takes_likeliest = self.params.takes_likeliest and not self.beam_width
+        self.prompt_scored = self.params.prompt_logprobs is None or len(self.prompt) == 1
         self.sequences.append(Sequence(f"{self.id}/0", self))
 
     @property
     def cache_key(self) -> tuple[tuple[str, str], ...]:
         """Besides the token ids, what must agree for KV to be shared, as (kind, value): a salt (an adapter, later)."""
         return (("salt", self.params.cache_salt),) if self.params.cache_salt else ()
+
+    def score_prompt(self, entries: Seq[TokenLogprobs]) -> None:
+        """Take the log probabilities of the next tokens of the prompt."""
+        self.prompt_logprobs += entries
+        self.prompt_scored = len(self.prompt_logprobs) == len(self.prompt) - 1
+
+    @property
+    def reads_cache(self) -> bool:
+        """A prefix cache may be asked: not while the logits of every position of the prompt are still wanted."""
+        return self.prompt_scored
 
     @property
     def seats(self) -> int:

@@ -173,6 +173,10 @@ class Scheduler(ABC):
         hit = self.kv.open(lead)
         granted = False
         try:
+            if hit and not request.reads_cache:
+                raise PluginContractError(
+                    f"{type(self.kv).__name__} found {hit} cached tokens for request {request.id!r}, which does not read the cache"
+                )
             if self.chunking or lead.num_tokens - hit <= budget:
                 granted = self.kv.reserve(lead, hit, max(lead.num_tokens, self.room(lead)))
         finally:

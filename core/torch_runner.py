@@ -6,6 +6,7 @@ Must not know: policies, allocators' insides, text.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence as Seq
 
@@ -16,13 +17,16 @@ from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate
-from octavo.core.inputs import InputBuilder, StepInputs, num_draws
+from octavo.core.inputs import InputBuilder, Ints, StepInputs, num_draws
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
+from octavo.core.logprobs import TokenLogprobs
 from octavo.core.model import Attend, Model
 from octavo.core.plan import BatchPlan, Chunk
 from octavo.core.sampler import Candidates, Sampler
 from octavo.core.sampling_rows import RowRequest, SamplingRows
+from octavo.core.scored_rows import ScoredRows, scored_draws, scored_prompts
+from octavo.core.scoring import Scores, score_rows
 
 NO_FINITE_LOGITS = "the model gave no finite logits: its weights or this request's KV hold NaN or infinity"
 
@@ -80,22 +84,32 @@ class TorchRunner(Runner):
         if inputs.input_from is not None:
             ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
         rows = None if all_argmax(plan.chunks) else SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
-        out = self.model.forward(
-            ids,
-            inputs.positions,
-            self._attend(plan, inputs),
-            logit_rows=inputs.logit_rows,
-            select="argmax" if rows is None else "logits",
-        )
+        model, prompts = self.model, inputs.prompts
+        wanted = inputs.logit_rows if prompts is None else torch.cat((inputs.logit_rows, prompts.rows))
+        hidden = model.forward(ids, inputs.positions, self._attend(plan, inputs), rows=wanted)
+        drawn_from = hidden[: len(inputs.logit_rows)]
+        out = model.argmax(drawn_from) if rows is None else model.logits(drawn_from)
         forwarded = self._clock.now()
         handle.draws = inputs.draws
         if rows is None:
             handle.tokens = out
         else:
+            scored = scored_draws(plan.chunks, inputs.draws)
+            raw = None if scored is None else out[self._tensor(scored.rows)]  # a copy: the sampler writes into its logits
             handle.tokens, handle.candidates = self._sampler.sample(out, rows)
+            if scored is not None and raw is not None:
+                ids = handle.tokens[self._tensor(scored.draws)].clamp(min=0)  # -1: an error, told by the handle
+                handle.drawn = scored, score_rows(raw.__getitem__, ids, scored.num_top)
+        if prompts is not None:
+            scored_from = hidden[len(inputs.logit_rows) :]
+            of_prompts = scored_prompts(plan.chunks)
+            handle.prompts = of_prompts, score_rows(lambda part: model.logits(scored_from[part]), prompts.targets, of_prompts.num_top)
         if inputs.keep_at is not None:
             self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # -1 is no id to look up in an embedding
         handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
+
+    def _tensor(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.model.device, non_blocking=True)
 
     def _attend(self, plan: BatchPlan, inputs: StepInputs) -> Attend:
         """What the model calls in each layer: write, then attend over the cache."""
@@ -132,15 +146,15 @@ def all_argmax(chunks: Seq[Chunk]) -> bool:
         params = request.params
         if not request.takes_likeliest:
             return False
-        if params.min_tokens and chunk.logits_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
+        if params.min_tokens and chunk.sampled_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
             return False
     return True
 
 
 def row_requests(chunk: Chunk) -> list[RowRequest]:
-    """How to draw from each of the chunk's rows of logits: none, one, or with drafts one more than there are drafts."""
+    """How to draw from each of the rows behind which it samples: none, one, or with drafts one more than there are drafts."""
     sequence, request = chunk.sequence, chunk.sequence.request
-    rows = range(chunk.logits_from, chunk.stop)
+    rows = range(chunk.sampled_from, chunk.stop)
     return [
         RowRequest(
             params=request.params,
@@ -176,6 +190,8 @@ class TorchHandle:
         self.tokens: torch.Tensor | None = None  # [N] drawn ids
         self.draws: list[int] = []  # [chunks] how many of them are each chunk's
         self.candidates: Candidates | None = None
+        self.drawn: tuple[ScoredRows, Scores] | None = None  # of draws whose log probabilities are asked for
+        self.prompts: tuple[ScoredRows, Scores] | None = None
         self.seconds: dict[str, float] = {}
         self._plan = plan
         self._clock = clock
@@ -189,6 +205,7 @@ class TorchHandle:
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
         candidates, errors = self._candidates(), dict[int, str]()
+        logprobs, prompt_logprobs = _deal(self.drawn), _deal(self.prompts)
         at = 0
         for index, (chunk, count) in enumerate(zip(self._plan.chunks, self.draws, strict=True)):
             mine = drawn[at : at + count]
@@ -196,7 +213,15 @@ class TorchHandle:
             if -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
                 errors[index] = NO_FINITE_LOGITS
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
-        return StepResult(tokens, candidates, errors=errors, seconds=self.seconds)
+            if chunk.drafts and index in logprobs:
+                del logprobs[index][len(tokens[-1]) :]
+        errors.update(
+            (index, NO_FINITE_LOGITS)
+            for scored in (logprobs, prompt_logprobs)
+            for index, entries in scored.items()
+            if any(math.isnan(entry.logprob) for entry in entries)
+        )
+        return StepResult(tokens, candidates, logprobs, prompt_logprobs, errors, self.seconds)
 
     def _candidates(self) -> dict[int, list[Candidate]]:
         """The best tokens of each chunk of beams, by the chunk's index; such a chunk has one row of logits."""
@@ -205,6 +230,15 @@ class TorchHandle:
         beams = [index for index, chunk in enumerate(self._plan.chunks) if chunk.samples and chunk.sequence.request.beam_width]
         ids, log_probs = self.candidates.token_ids.tolist(), self.candidates.log_probs.tolist()
         return {index: list(zip(*row, strict=True)) for index, *row in zip(beams, ids, log_probs, strict=True)}
+
+
+def _deal(scored: tuple[ScoredRows, Scores] | None) -> dict[int, list[TokenLogprobs]]:
+    """Scores by the index of the chunk that they are of."""
+    if scored is None:
+        return {}
+    rows, scores = scored
+    entries = iter(scores.entries())
+    return {index: list(itertools.islice(entries, count)) for index, count in rows.counts.items()}
 
 
 def accepted(drafts: Seq[int], drawn: Seq[int]) -> int:

@@ -78,7 +78,7 @@ def greedy(
             positions = positions + (positions >= shift_from)
         ids = torch.tensor(tokens[done:stop])
         last = torch.tensor([len(ids) - 1] if stop == len(tokens) else [], dtype=torch.int64)
-        best = model.forward(ids, positions, attend, logit_rows=last, select="argmax")
+        best = model.argmax(model.forward(ids, positions, attend, rows=last))
         done = stop
         tokens += best.tolist()
     return tokens[len(prompt) :]

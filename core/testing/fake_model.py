@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from octavo.core.forks import Candidate
+from octavo.core.logprobs import TokenLogprobs
 from octavo.core.request import Request
 
 VOCAB_SIZE = 5
@@ -40,18 +41,46 @@ def draw(prefix: int, *, seed: int, sample_index: int, banned: frozenset[int] = 
 
 def best_candidates(prefix: int, width: int) -> list[Candidate]:
     """The likeliest 2 x `width` tokens after a prefix with their log probabilities, whole numbers so that sums are exact."""
+    return _by_likelihood(prefix)[: 2 * width]
+
+
+def _by_likelihood(prefix: int) -> list[Candidate]:
     scored = [(token, -float((hash((prefix, token, 31)) >> 5) % 1009)) for token in range(VOCAB_SIZE)]
-    return sorted(scored, key=lambda candidate: (-candidate[1], candidate[0]))[: 2 * width]
+    return sorted(scored, key=lambda candidate: (-candidate[1], candidate[0]))
+
+
+def score(prefix: int, token: int, num_top: int) -> TokenLogprobs:
+    """The log probability of a token after a prefix, and those of the likeliest ones."""
+    ranking = _by_likelihood(prefix)
+    value = dict(ranking)[token]
+    return TokenLogprobs(token, value, 1 + sum(other > value for _, other in ranking), tuple(ranking[:num_top]))
 
 
 def decode_alone(request: Request) -> list[tuple[list[int], str]]:
-    """What this request is answered with: (token ids, finish reason) of each output, samples in order, beams from the best."""
+    """What this request is answered with: (token ids, finish reason) of each output, samples in order, beams from the best.
+
+    Of more samples than it gives (`best_of`), those whose log probabilities have the greatest sums, the best first.
+    """
     if request.beam_width:
         return _search_beams(request)
-    return [_sample(request, index) for index in range(request.params.n)]
+    samples = [sample_alone(request, index) for index in range(request.width)]
+    if request.width > request.params.n:
+        samples.sort(key=lambda sample: -sum(entry.logprob for entry in score_alone(request, sample[0], 0)))
+    return samples[: request.params.n]
 
 
-def _sample(request: Request, index: int) -> tuple[list[int], str]:
+def score_alone(request: Request, output: Seq[int], num_top: int) -> list[TokenLogprobs]:
+    """Log probabilities of the tokens of an output after this request's prompt."""
+    return score_tokens([*request.prompt, *output], num_top)[len(request.prompt) - 1 :]
+
+
+def score_tokens(tokens: Seq[int], num_top: int) -> list[TokenLogprobs]:
+    """Log probabilities of all tokens but the first."""
+    return [score(hash_of(tokens[:position]), tokens[position], num_top) for position in range(1, len(tokens))]
+
+
+def sample_alone(request: Request, index: int) -> tuple[list[int], str]:
+    """One of its samples, and why it ends."""
     output: list[int] = []
     prefix = hash_of(request.prompt)
     while True:

@@ -14,9 +14,10 @@ from enum import Enum
 from octavo.core.execution import Runner, StepResult
 from octavo.core.forks import Candidate
 from octavo.core.kv import Allocator
+from octavo.core.logprobs import TokenLogprobs
 from octavo.core.plan import BatchPlan, Chunk, Transfer
 from octavo.core.request import Sequence
-from octavo.core.testing.fake_model import best_candidates, draw, prefix_hash
+from octavo.core.testing.fake_model import best_candidates, draw, prefix_hash, score
 
 Slot = tuple[int, int, int]
 """Position, token id, hash of the prefix up to and with it."""
@@ -52,13 +53,16 @@ class Row:
     drafts: tuple[int, ...]
     start: int
     slots: list[int]  # of positions 0 .. stop - 1
-    logits_from: int | None  # None: nothing is sampled
+    sampled_from: int | None  # first position from whose logits a token is drawn; None: nothing is sampled
+    scored: range  # positions whose logits score the prompt's next token
+    num_logprobs: int | None  # likeliest tokens that are wanted beside each sampled one's log probability; None: not even that one's
+    num_prompt_logprobs: int
     beam_width: int
     draws: range  # sample indices
     seed: int
     stop_ids: frozenset[int]
     min_tokens: int
-    prompt_len: int
+    prompt: tuple[int, ...]
 
     @property
     def stop(self) -> int:
@@ -147,7 +151,11 @@ class FakeRunner(Runner):
             raise FakeRunnerError(f"{sequence.id}: {missing} tokens of step {step} are neither known nor in flight")
         if chunk.length < 1 or chunk.start < 0 or chunk.epoch != sequence.epoch:
             raise FakeRunnerError(f"{sequence.id}: {chunk} is no chunk that could run")
-        if chunk.logits_from != (known_stop - 1 if chunk.samples else chunk.stop):
+        sampled_from = known_stop - 1 if chunk.samples else chunk.stop
+        scored = range(sampled_from, sampled_from)
+        if request.params.prompt_logprobs is not None and chunk.start < len(request.prompt) - 1:
+            scored = range(max(chunk.start, len(request.prompt_logprobs)), min(chunk.stop, len(request.prompt) - 1))
+        if chunk.logits_from != (scored.start if scored else sampled_from) or chunk.sampled_from != sampled_from:
             raise FakeRunnerError(f"{sequence.id}: logits are wanted from {chunk.logits_from} of {chunk.start}..{chunk.stop}")
         self.stats.placeholders += missing
         row = Row(
@@ -157,7 +165,10 @@ class FakeRunner(Runner):
             drafts=chunk.drafts,
             start=chunk.start,
             slots=self._slots(sequence, chunk.stop),
-            logits_from=chunk.logits_from if chunk.samples else None,
+            sampled_from=sampled_from if chunk.samples else None,
+            scored=scored,
+            num_logprobs=request.params.num_logprobs if not request.beam_width else None,
+            num_prompt_logprobs=request.params.prompt_logprobs or 0,
             beam_width=request.beam_width,
             draws=range(request.width)
             if request.width > 1 and not request.forked
@@ -165,7 +176,7 @@ class FakeRunner(Runner):
             seed=request.seed,
             stop_ids=request.stop_ids,
             min_tokens=request.params.min_tokens,
-            prompt_len=len(request.prompt),
+            prompt=request.prompt,
         )
         if chunk.samples:
             history.append((step, number))
@@ -233,16 +244,23 @@ class FakeRunner(Runner):
             raise InjectedFailure(f"step {handle.step} fails {handle.failure.value}")
         tokens: list[list[int]] = []
         candidates: dict[int, list[Candidate]] = {}
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         for number, row in enumerate(handle.rows):
             prefixes = self._read(row)
-            if row.logits_from is not None and row.beam_width:
-                candidates[number] = best_candidates(prefixes[row.logits_from], row.beam_width)
+            if row.scored:
+                prompt_logprobs[number] = [score(prefixes[p], row.prompt[p + 1], row.num_prompt_logprobs) for p in row.scored]
+            if row.sampled_from is not None and row.beam_width:
+                candidates[number] = best_candidates(prefixes[row.sampled_from], row.beam_width)
                 tokens.append([])
-            else:
-                tokens.append(_sample(row, prefixes))
+                continue
+            drawn = _sample(row, prefixes)
+            tokens.append([token for token, _ in drawn])
+            if drawn and row.num_logprobs is not None:
+                logprobs[number] = [score(prefix, token, row.num_logprobs) for token, prefix in drawn]
         self._results[handle.step] = tokens
         self._results.pop(handle.step - 8, None)
-        return StepResult(tokens, candidates)
+        return StepResult(tokens, candidates, logprobs, prompt_logprobs)
 
     def _move(self, transfer: Transfer) -> None:
         source = self._host if transfer.kind == "in" else self._memory
@@ -294,20 +312,20 @@ class FakeRunner(Runner):
         return prefixes
 
 
-def _sample(row: Row, prefixes: list[int]) -> list[int]:
-    """One token for each draw, or the accepted drafts and one more."""
-    if row.logits_from is None:
+def _sample(row: Row, prefixes: list[int]) -> list[tuple[int, int]]:
+    """One token for each draw, or the accepted drafts and one more; each with the prefix behind which it was drawn."""
+    if row.sampled_from is None:
         return []
-    at = row.logits_from
-    tokens = [_draw(row, prefixes[at], at=at, sample_index=index) for index in row.draws]
+    at = row.sampled_from
+    tokens = [(_draw(row, prefixes[at], at=at, sample_index=index), prefixes[at]) for index in row.draws]
     for draft in row.drafts:
-        if tokens[-1] != draft:
+        if tokens[-1][0] != draft:
             break
         at += 1
-        tokens.append(_draw(row, prefixes[at], at=at, sample_index=row.draws[0]))
+        tokens.append((_draw(row, prefixes[at], at=at, sample_index=row.draws[0]), prefixes[at]))
     return tokens
 
 
 def _draw(row: Row, prefix: int, *, at: int, sample_index: int) -> int:
-    early = at + 1 - row.prompt_len < row.min_tokens
+    early = at + 1 - len(row.prompt) < row.min_tokens
     return draw(prefix, seed=row.seed, sample_index=sample_index, banned=row.stop_ids if early else frozenset())

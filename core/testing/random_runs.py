@@ -16,12 +16,13 @@ from octavo.core.clock import ManualClock
 from octavo.core.engine import Engine
 from octavo.core.errors import RequestError
 from octavo.core.kv import Allocator
+from octavo.core.logprobs import readable
 from octavo.core.options import ClassLimits
 from octavo.core.outputs import RequestOutput, StepReport
 from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
-from octavo.core.testing.fake_model import EOS, VOCAB_SIZE, decode_alone
+from octavo.core.testing.fake_model import EOS, VOCAB_SIZE, decode_alone, sample_alone, score_alone, score_tokens
 from octavo.core.testing.fake_runner import FailurePoint, FakeRunner, InjectedFailure
 
 MAX_MODEL_LEN = 40
@@ -93,6 +94,7 @@ class _Run:
         self.case = case
         self.rng = random.Random(case.seed)
         self.resets = random.Random(-1 - case.seed)  # of what is cached; apart, so that they change nothing else
+        self.wants = random.Random(-1_000_003 - case.seed)  # log probabilities
         self.stats = RunStats()
         scheduler, self.kv = make_stack(case)
         if case.kind in ("drafts", "all"):
@@ -155,8 +157,12 @@ class _Run:
         max_tokens = rng.choice([1, 2, 5, 8, 12, 15]) if length < 24 else rng.choice([1, 8, 16])
         n = rng.choice([2, 3]) if kind in ("n", "all") and rng.random() < 0.6 else 1
         beams = n == 1 and ((kind == "beams" and rng.random() < 0.6) or (kind == "all" and rng.random() < 0.4))
+        stream, wants = rng.random() < 0.5, self.wants
         params = SamplingParams(
             n=n,
+            best_of=3 if n == 2 and not stream and wants.random() < 0.3 else None,
+            logprobs=wants.choice([0, 1, 3]) if not beams and wants.random() < 0.4 else None,
+            prompt_logprobs=wants.choice([0, 2]) if wants.random() < 0.25 else None,
             max_tokens=max_tokens,
             min_tokens=rng.choice([0, 0, max_tokens // 2]) if not beams else 0,
             ignore_eos=rng.random() < 0.2,
@@ -171,7 +177,7 @@ class _Run:
                 priority=rng.choice([0, 0, 1, 2]),
                 class_name=rng.choice(["default", "default", "b"]),
                 beam_width=rng.choice([2, 3]) if beams else 0,
-                stream=rng.random() < 0.5,
+                stream=stream,
             )
         except RequestError as error:
             if "can never fit" not in str(error):
@@ -225,6 +231,7 @@ class _Run:
             if answer.prompt_token_ids != list(request.prompt):
                 raise AssertionError(f"{request_id} returns another prompt")
             self._check_handed_out(request, answer)
+            self._check_logprobs(request, answer)
 
     def _check_aborted(self, request: Request, found: list[tuple[list[int], str | None]]) -> None:
         """What an aborted request had until then is the beginning of what it would have given."""
@@ -233,7 +240,7 @@ class _Run:
         if request.beam_width:
             return
         for sequence in request.finished:
-            whole, _ = decode_alone(request)[sequence.sample_index]
+            whole, _ = sample_alone(request, sequence.sample_index)
             if sequence.output != whole[: len(sequence.output)]:
                 raise AssertionError(f"{sequence.id} gave {sequence.output} before its abort instead of {whole}")
 
@@ -256,3 +263,26 @@ class _Run:
                 reasons[piece.index] = piece.finish_reason
         if joined != {sequence.sample_index: sequence.output for sequence in request.finished} or set(reasons) != set(joined):
             raise AssertionError(f"{request.id}: the pieces {joined} ({reasons}) are not the answer {answer.outputs}")
+
+    def _check_logprobs(self, request: Request, answer: RequestOutput) -> None:
+        """Those that were asked for are those of the whole prefix, none is missing or there twice, and pieces carry them once."""
+        params = request.params
+        if params.prompt_logprobs is None:
+            expected = []
+        else:
+            expected = score_tokens(request.prompt, params.prompt_logprobs)
+            self.stats.counts["prompts scored"] += 1
+        found = request.prompt_logprobs
+        if found != (expected[: len(found)] if request.id in self.aborted else expected):
+            raise AssertionError(f"{request.id} gives prompt logprobs {found} instead of {expected}")
+        for sequence in request.finished:
+            asked = params.num_logprobs
+            wanted = score_alone(request, sequence.output, asked) if asked is not None and not request.beam_width else []
+            if sequence.logprobs != wanted or (wanted and sequence.score != sum(entry.logprob for entry in wanted)):
+                raise AssertionError(f"{sequence.id} gives logprobs {sequence.logprobs} instead of {wanted}")
+            self.stats.counts["tokens scored"] += len(wanted)
+        pieces = [output for output in self.outputs[request.id] if output.prompt_logprobs is not None]
+        if len(pieces) > 1 or (answer.prompt_logprobs is None) != (params.prompt_logprobs is None):
+            raise AssertionError(f"{request.id} gives its prompt logprobs {len(pieces)} times")
+        if answer.prompt_logprobs is not None and answer.prompt_logprobs != [None, *(readable(entry, None) for entry in found)]:
+            raise AssertionError(f"{request.id} gives prompt logprobs {answer.prompt_logprobs} instead of those of {found}")

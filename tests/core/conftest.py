@@ -96,7 +96,7 @@ class SharingAllocator(PagedAllocator):
     def open(self, sequence: Sequence) -> int:
         """Pinned by reference count; at least one token is left to compute."""
         tokens, longest, found = sequence.tokens(), 0, None
-        for other, table in self._tables.items() if self.searching else ():
+        for other, table in self._tables.items() if self.searching and sequence.request.reads_cache else ():
             known = other.tokens(0, table.num_filled)
             most = min(len(tokens) - 1, len(known))
             equal = next((i for i in range(most) if tokens[i] != known[i]), most) // self.block_size

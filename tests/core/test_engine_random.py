@@ -32,7 +32,8 @@ def test_random_runs(part: int, stacks: Any) -> None:
     """Every PARTS-th of the first STRESS_RUNS cases (fault 13); and 200 cases or more do what they are for."""
     seen = run_all(range(part, STRESS_RUNS, PARTS), stacks)
     if STRESS_RUNS >= 200:
-        for event in ("preempted", "rolled back", "aborted", "copy", "out", "in", "placeholders", "hit_tokens", "evictions"):
+        moves, scores = ("copy", "out", "in"), ("prompts scored", "tokens scored")
+        for event in ("preempted", "rolled back", "aborted", *moves, "placeholders", "hit_tokens", "evictions", *scores):
             assert seen[event], f"no run had: {event}"
 
 

@@ -214,6 +214,7 @@ class CheckingRunner(FakeRunner):
         if inputs.input_from is not None:
             places = inputs.input_from.tolist()
         query_start, logit_rows, slots, positions, draws = [0], list[int](), list[int](), list[int](), list[int]()
+        scored: list[tuple[int, int]] = []
         for chunk, row in zip(plan.chunks, self.rows, strict=True):
             in_flight = [position for position, token in enumerate(row.tokens) if token == UNKNOWN]
             sampled_by = dict(zip(in_flight, row.sampled_by, strict=True))
@@ -224,13 +225,15 @@ class CheckingRunner(FakeRunner):
                     self.seen[f"placeholders at depth {len(self.ring) // MAX_NUM_SEQS}"] += 1
                 else:
                     assert (ids[t], places[t]) == (row.tokens[position], -1)
-                if row.logits_from is not None and position >= row.logits_from:
+                if row.sampled_from is not None and position >= row.sampled_from:
                     logit_rows.append(t)
+                if position in row.scored:
+                    scored.append((t, row.prompt[position + 1]))
                 slots.append(row.slots[position])
                 positions.append(position)
             query_start.append(len(slots))
-            draws.append(0 if row.logits_from is None or row.beam_width else len(row.draws) + len(row.drafts))
-            self.seen.update(drafts=len(row.drafts), pieces=not chunk.samples, rows=1)
+            draws.append(0 if row.sampled_from is None or row.beam_width else len(row.draws) + len(row.drafts))
+            self.seen.update(drafts=len(row.drafts), pieces=not chunk.samples, rows=1, scored=len(row.scored))
         dead = plan.dead_rows
         self.seen["dead rows"] += dead
         meta = inputs.attention
@@ -240,6 +243,8 @@ class CheckingRunner(FakeRunner):
         assert meta.seq_lens.tolist() == [row.stop for row in self.rows] + [0] * dead
         assert (ids[query_start[-1] :], places[query_start[-1] :]) == ([0] * dead, [-1] * dead)
         assert inputs.logit_rows.tolist() == logit_rows
+        prompts = inputs.prompts
+        assert ([] if prompts is None else list(zip(prompts.rows.tolist(), prompts.targets.tolist(), strict=True))) == scored
         assert inputs.draws == draws
         assert meta.max_query_len == max(chunk.length for chunk in plan.chunks)
         assert meta.max_seq_len == max(row.stop for row in self.rows)
@@ -269,5 +274,6 @@ def test_inputs_of_random_runs_equal_a_plain_expansion(stacks: Stacks, monkeypat
 
         monkeypatch.setattr(random_runs, "FakeRunner", make)
         seen.update(random_runs.run(case, stacks.make).counts)
-    for what in ("pieces", "drafts", "dead rows", "placeholders at depth 2", "placeholders at depth 3", "copy", "out", "rolled back"):
+    placeholders = (f"placeholders at depth {depth}" for depth in (2, 3))
+    for what in ("pieces", "drafts", "scored", "dead rows", "copy", "out", "rolled back", *placeholders):
         assert seen[what] > 0, seen

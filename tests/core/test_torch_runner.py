@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -31,16 +31,14 @@ class Wrapped(Model):
         self.inner = inner
         self.shape, self.layers, self.dtype, self.device = inner.shape, inner.layers, inner.dtype, inner.device
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
-        *,
-        logit_rows: torch.Tensor,
-        select: Literal["logits", "argmax"] = "logits",
-    ) -> torch.Tensor:
-        return self.inner.forward(input_ids, positions, attend, logit_rows=logit_rows, select=select)
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, *, rows: torch.Tensor) -> torch.Tensor:
+        return self.inner.forward(input_ids, positions, attend, rows=rows)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.inner.logits(hidden)
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.inner.argmax(hidden)
 
     def weight_bytes(self) -> int:
         return self.inner.weight_bytes()
@@ -102,9 +100,9 @@ def test_only_last_positions_give_logits() -> None:
     asked: list[list[int]] = []
 
     class Spy(Wrapped):
-        def forward(self, input_ids: torch.Tensor, *args: Any, logit_rows: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-            asked.append(logit_rows.tolist())
-            return super().forward(input_ids, *args, logit_rows=logit_rows, **kwargs)
+        def forward(self, *args: Any, rows: torch.Tensor) -> torch.Tensor:
+            asked.append(rows.tolist())
+            return super().forward(*args, rows=rows)
 
     rig = TensorRig(make_kv("paged-4", 128), scheduler=Pieces, wrap=Spy)
     long, short = rig.add(PROMPTS[2], 4), rig.add(PROMPTS[1], 4)  # 11 tokens in 3 + 3 + 3 + 2, and 5 in 3 + 2
@@ -313,10 +311,9 @@ def test_a_step_of_transfers_alone_runs() -> None:
 class Poisoned(Wrapped):
     """The logits of every step's last row are NaN."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out = super().forward(*args, **kwargs)
-        if out.is_floating_point():
-            out[-1] = torch.nan
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = super().logits(hidden)
+        out[-1:] = torch.nan
         return out
 
 

@@ -1,6 +1,6 @@
 """The model: embedding, blocks of attention and a gated MLP, RMS norms before each, LM head.
 
-Symbols: T tokens of a step, R rows whose logits are wanted, H query heads, G KV heads, D head size.
+Symbols: T tokens of a step, R of them whose logits are wanted, H query heads, G KV heads, D head size.
 Must not know: kernels, caches, requests, which device's ops it runs on.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -73,15 +73,7 @@ class Llama(Model):
         self._head = head  # hidden -> V
         self._weight_bytes = weight_bytes
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
-        *,
-        logit_rows: torch.Tensor,
-        select: Literal["logits", "argmax"] = "logits",
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, *, rows: torch.Tensor) -> torch.Tensor:
         ops, eps = self._ops, self._eps
         cos, sin = self._rope(positions)
         x = F.embedding(input_ids, self._embedding)  # [T, hidden]
@@ -89,8 +81,13 @@ class Llama(Model):
             q, k, v = self._qkv(ops.rms_norm(x, block.input_norm, eps), block, cos, sin)
             x = ops.linear_add(attend(index, q, k, v).flatten(1), block.out, x)
             x = ops.linear_add(ops.swiglu(ops.rms_norm(x, block.mlp_norm, eps), block.gate_up), block.down, x)
-        x = ops.rms_norm(x[logit_rows], self._norm, eps)  # [R, hidden]
-        return ops.argmax(x, self._head) if select == "argmax" else ops.linear(x, self._head)
+        return ops.rms_norm(x[rows], self._norm, eps)  # [R, hidden]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._ops.linear(hidden, self._head)
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._ops.argmax(hidden, self._head)
 
     def _qkv(self, x: torch.Tensor, block: Block, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, G, D]; q and k rotated."""

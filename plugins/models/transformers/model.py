@@ -1,6 +1,6 @@
 """Loads a model of the transformers library and runs it over the flattened batch.
 
-Symbols: T tokens of a step, R rows whose logits are wanted, V vocabulary. Must not know: kernels, caches, requests.
+Symbols: T tokens of a step, R of them whose logits are wanted, V vocabulary. Must not know: kernels, caches, requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -21,42 +21,30 @@ from octavo.core.errors import ModelSourceError
 from octavo.core.model import Attend, Model
 from octavo.plugins.models.transformers.attention import PROBE, STEP
 from octavo.plugins.models.transformers.config import Unsupported
+from octavo.plugins.models.transformers.halves import Halves
 from octavo.plugins.models.transformers.probe import probe
 
 
 class TransformersModel(Model):
     """A causal language model of the library: see `octavo.core.model.Model`."""
 
-    def __init__(self, model: Any, shape: ModelShape, layers: tuple[LayerSpec, ...], *, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = replace(shape, num_parameters=sum(parameter.numel() for parameter in model.parameters()))
+    def __init__(
+        self, halves: Halves, shape: ModelShape, layers: tuple[LayerSpec, ...], *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape = replace(shape, num_parameters=sum(parameter.numel() for parameter in halves.model.parameters()))
         self.layers = layers
         self.dtype = dtype
         self.device = device
-        self._model = model
+        self._halves = halves
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
-        *,
-        logit_rows: torch.Tensor,
-        select: Literal["logits", "argmax"] = "logits",
-    ) -> torch.Tensor:
-        # The model's own choice of rows, not its head over hidden states: Gemma 2, Granite and Cohere scale or cap logits behind it.
-        output = self._model(
-            input_ids=input_ids[None],
-            position_ids=positions[None],
-            attention_mask=None,
-            use_cache=False,
-            logits_to_keep=logit_rows,
-            octavo_attend=attend,
-        )
-        logits: torch.Tensor = output.logits[0]  # [R, V]
-        return logits.argmax(-1) if select == "argmax" else logits
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, *, rows: torch.Tensor) -> torch.Tensor:
+        return self._halves.hidden(input_ids, positions, attend)[rows]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._halves.logits(hidden)
 
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in chain(self._model.parameters(), self._model.buffers()))
+        return sum(tensor.nbytes for tensor in chain(self._halves.model.parameters(), self._halves.model.buffers()))
 
 
 def load(shape: ModelShape, folder: Path, *, dtype: torch.dtype, device: torch.device) -> TransformersModel:
@@ -69,11 +57,12 @@ def load(shape: ModelShape, folder: Path, *, dtype: torch.dtype, device: torch.d
     model.requires_grad_(False).eval().to(device)
     try:
         model.set_attn_implementation(PROBE)
-        layers = probe(model, shape, dtype=dtype, device=device)
+        halves = Halves(model)
+        layers = probe(halves, shape, dtype=dtype, device=device)
     except Unsupported as why:
         raise Unsupported(f"{shape.architecture}: {why}") from why.__cause__
     model.set_attn_implementation(STEP)
-    return TransformersModel(model, shape, layers, dtype=dtype, device=device)
+    return TransformersModel(halves, shape, layers, dtype=dtype, device=device)
 
 
 def _model_class(config: Any, shape: ModelShape) -> Any:

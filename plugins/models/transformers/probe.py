@@ -1,8 +1,8 @@
 """Tries a loaded model out: does its attention arrive whole, and is everything else a function of each token alone?
 
-Two passes over eight tokens in one flattened batch, the second in reverse order and with every other token replaced, and with an
-attention in which each token sees itself alone: q, k, v and logits of the tokens that stayed must stay. From what arrives at the
-attention come the LayerSpecs; whatever a kernel would silently ignore is refused.
+Passes over eight tokens in one flattened batch, with an attention in which each token sees itself alone: the model as it is, then
+its two halves one after the other, then these in reverse order and with every other token replaced. q, k, v and logits of the tokens
+that stayed must stay. From what arrives at the attention come the LayerSpecs; whatever a kernel would silently ignore is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from octavo.core.attention import LayerSpec
 from octavo.core.descriptors import ModelShape
 from octavo.plugins.models.transformers.config import Unsupported
+from octavo.plugins.models.transformers.halves import Halves
 
 _TOKENS = 8
 _TOLERANCE = 0.02  # mean deviation over mean size: rounding in bf16 is far below, a wrong position or a neighbour's influence far above
@@ -58,31 +59,33 @@ class _Watch:
 
 
 @torch.inference_mode()
-def probe(model: Any, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> tuple[LayerSpec, ...]:
+def probe(halves: Halves, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> tuple[LayerSpec, ...]:
     """LayerSpecs of a transformers model whose attention is set to `attention.PROBE`. Raises Unsupported with what is wrong."""
-    missing = {"position_ids", "logits_to_keep"} - inspect.signature(model.forward).parameters.keys()
-    if missing:
-        raise Unsupported(f"its forward has no argument {', '.join(sorted(missing))}")
+    if "position_ids" not in inspect.signature(halves.model.forward).parameters:
+        raise Unsupported("its forward has no argument position_ids")
     count = min(_TOKENS, shape.max_position_embeddings)
     positions = torch.arange(count, device=device)
     ids = (positions * 7919 + 13) % shape.vocab_size
     stay = positions[::2]
-    there, logits = _pass(model, ids, positions, stay)
+    there, logits = _pass(halves.whole, ids, positions)
     others, places = ids.clone(), positions.clone()
     others[1::2] = (others[1::2] + 1) % shape.vocab_size
     places[1::2] += min(count, shape.max_position_embeddings - count)
-    back, mirrored = _pass(model, others.flip(0), places.flip(0), count - 1 - stay)
-
     if there.keys() != set(range(shape.num_layers)):
         silent = sorted(set(range(shape.num_layers)) - there.keys()) or sorted(there)
         raise Unsupported(f"of its {shape.num_layers} layers {len(there)} call their attention (see layer {silent[0]}): {_state()}")
-    if logits.shape != (len(stay), shape.vocab_size):
-        raise Unsupported(f"its logits have the shape {list(logits.shape)}, not {[len(stay), shape.vocab_size]}")
+    if logits.shape != (count, shape.vocab_size):
+        raise Unsupported(f"its logits have the shape {list(logits.shape)}, not {[count, shape.vocab_size]}")
+    logits = logits[stay]
+    _, hidden = _pass(halves.hidden, ids, positions)
+    if _differ(logits, _head(halves, hidden[stay])):
+        raise Unsupported("its logits are not a function of each hidden state of its decoder")
+    back, hidden = _pass(halves.hidden, others.flip(0), places.flip(0))
     for layer, call in sorted(there.items()):
         for name in ("q", "k", "v"):
             if _differ(getattr(call, name)[:, stay], getattr(back[layer], name).flip(1)[:, stay]):
                 raise Unsupported(f"{name} of layer {layer} depends on more than each token and its position: {_state()}")
-    if _differ(logits, mirrored):
+    if _differ(logits, _head(halves, hidden[count - 1 - stay])):
         raise Unsupported(f"its logits depend on more than each token, its position and attention: {_state()}")
     return tuple(_spec(layer, there[layer], shape, dtype) for layer in range(shape.num_layers))
 
@@ -91,23 +94,23 @@ def _state() -> str:
     return "it carries something from token to token beside the KV cache, or ignores position_ids"
 
 
-def _pass(model: Any, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> tuple[dict[int, _Call], torch.Tensor]:
-    """Calls by layer, and logits [R, V]."""
+def _pass(run: Callable[..., torch.Tensor], ids: torch.Tensor, positions: torch.Tensor) -> tuple[dict[int, _Call], torch.Tensor]:
+    """Calls by layer, and what came out for each token."""
     watch = _Watch()
     try:
-        output = model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            attention_mask=None,
-            use_cache=False,
-            logits_to_keep=rows,
-            octavo_attend=watch,
-        )
+        out = run(ids, positions, watch)
     except Unsupported:
         raise
     except Exception as error:  # a model's own code may raise anything
         raise Unsupported(f"its forward pass fails over a flattened batch: {type(error).__name__}: {error}") from error
-    return watch.calls, output.logits[0]
+    return watch.calls, out
+
+
+def _head(halves: Halves, hidden: torch.Tensor) -> torch.Tensor:
+    try:
+        return halves.logits(hidden)
+    except Exception as error:  # it computes more than logits, of what it is not given here
+        raise Unsupported(f"its logits cannot be computed from hidden states of its decoder: {type(error).__name__}: {error}") from error
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -105,9 +105,9 @@ class ReadsAlways(PrefixAllocator):
     """Fault 7."""
 
     def open(self, sequence: Sequence) -> int:
-        wanted, sequence.request.reads_cache = sequence.request.reads_cache, True
+        wanted, sequence.request.prompt_scored = sequence.request.prompt_scored, True
         found = super().open(sequence)
-        sequence.request.reads_cache = wanted
+        sequence.request.prompt_scored = wanted
         return found
 
 

@@ -177,10 +177,10 @@ def test_a_request_that_does_not_read_the_cache_finds_nothing_and_feeds_it() -> 
     kv = pool(16)
     done(kv, request(9, 4))
     other = request(range(9), 4, name="logprobs")
-    other.reads_cache = False
+    other.prompt_scored = False
     assert hit(kv, other) == 0
     longer = request(13, 4, name="longer")
-    longer.reads_cache = False
+    longer.prompt_scored = False
     done(kv, longer)
     assert hit(kv, request(13, 4)) == 12
 
@@ -402,7 +402,7 @@ def test_explain_says_where_and_why_the_cached_prefix_ends() -> None:
     assert kv.explain(request(9, 4, salt="a")) == none + "is cached under another salt"
     assert kv.explain(request(range(50, 59), 4)) == none + "has never been computed"
     silent = request(9, 4)
-    silent.reads_cache = False
+    silent.prompt_scored = False
     assert kv.explain(silent) == "the request does not read the cache: it wants the logits of every prompt position"
     start(kv, request(range(50, 66), 1, name="other"))
     assert kv.explain(request(13, 4)) == "2 of 3 full blocks are cached; block 2 (tokens 8 to 11) was evicted"

@@ -24,7 +24,7 @@ def _model(family: str) -> Model:
 def _logits(model: Model, prompt: tuple[int, ...], rows: list[int] | None = None) -> torch.Tensor:
     ids = torch.tensor(prompt)
     wanted = torch.arange(len(ids)) if rows is None else torch.tensor(rows, dtype=torch.int64)
-    return model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), logit_rows=wanted)
+    return model.logits(model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), rows=wanted))
 
 
 def _reference_logits(folder: Any, prompt: tuple[int, ...]) -> torch.Tensor:
@@ -48,7 +48,7 @@ def test_a_prompt_in_pieces_gives_the_same_tokens(family: str, piece: int) -> No
     assert pieces == reference_tokens(tiny(family), PROMPTS, NEW_TOKENS)
 
 
-def test_logit_rows_select_and_order() -> None:
+def test_rows_select_and_order() -> None:
     """Rows come out in the order asked for, repeated where asked for twice, and none where none is asked for."""
     model, prompt = _model("llama_gqa"), PROMPTS[2]
     whole = _logits(model, prompt)
@@ -58,10 +58,10 @@ def test_logit_rows_select_and_order() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_argmax_equals_that_of_the_logits(family: str) -> None:
-    """`select="argmax"` gives int64 ids of the largest logits."""
+    """int64 ids of the largest logits."""
     model, ids = _model(family), torch.tensor(PROMPTS[-1])
     rows = torch.arange(len(ids))
-    best = model.forward(ids, rows, DenseAttention(model.layers), logit_rows=rows, select="argmax")
+    best = model.argmax(model.forward(ids, rows, DenseAttention(model.layers), rows=rows))
     assert best.dtype == torch.int64
     assert best.tolist() == _logits(model, PROMPTS[-1]).argmax(-1).tolist()
 

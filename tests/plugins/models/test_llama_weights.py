@@ -102,7 +102,7 @@ def test_sharded_weights_give_the_same_logits(folder: Path) -> None:
 
     def logits(path: Path) -> torch.Tensor:
         model = models.load(path)
-        return model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), logit_rows=torch.tensor([3, 8]))
+        return model.logits(model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), rows=torch.tensor([3, 8])))
 
     torch.testing.assert_close(logits(folder), logits(tiny("llama_gqa")), atol=0, rtol=0)
     (folder / "model.safetensors.index.json").unlink()  # then all files are read

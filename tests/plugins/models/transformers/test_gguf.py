@@ -178,7 +178,7 @@ def test_logits_and_tokens_are_the_original_s(case: str, tmp_path: Path) -> None
     found = resolve(file)
     assert found.config["architectures"] == [type(reference_model(original)).__name__]
     model, ids = load(found.path), torch.tensor(PROMPTS[2])
-    logits = model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), logit_rows=torch.arange(len(ids)))
+    logits = model.logits(model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), rows=torch.arange(len(ids))))
     with torch.no_grad():
         torch.testing.assert_close(logits, reference_model(original)(ids[None]).logits[0], atol=1e-3, rtol=1e-4)
     assert reference_gap(original, PROMPTS, NEW_TOKENS) > 1e-4

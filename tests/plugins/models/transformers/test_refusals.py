@@ -17,6 +17,7 @@ from octavo.core.errors import ModelSourceError
 from octavo.core.model import Model
 from octavo.plugins.models.transformers.attention import PROBE
 from octavo.plugins.models.transformers.config import Unsupported, read_shape
+from octavo.plugins.models.transformers.halves import Halves
 from octavo.plugins.models.transformers.probe import probe
 from tests.hf_models import config_of, load, tiny
 
@@ -35,7 +36,7 @@ def _refusal(model: Any, **shape: Any) -> str:
     """What the probe says of a model, described by its own config but for what `shape` overrides."""
     config = model.config.to_dict() | {"architectures": [type(model).__name__]} | shape
     with pytest.raises(Unsupported) as caught:
-        probe(model, read_shape(config), dtype=torch.float32, device=torch.device("cpu"))
+        probe(Halves(model), read_shape(config), dtype=torch.float32, device=torch.device("cpu"))
     return str(caught.value)
 
 
@@ -166,6 +167,23 @@ def test_a_soft_cap_that_the_description_lacks_is_noticed() -> None:
 def test_other_heads_than_described_are_noticed() -> None:
     """The cache is sized by the description."""
     assert _refusal(_model(), num_key_value_heads=4) == "k of layer 0 has 2 heads of 16, but 4 of 16 were read from its config.json"
+
+
+def test_logits_that_read_more_than_hidden_states_are_noticed() -> None:
+    """Here a head that reads the hidden state before its own as well."""
+    model = _model()
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output + output.roll(1, 1))
+    assert _refusal(model) == "its logits are not a function of each hidden state of its decoder"
+
+
+def test_a_head_that_fails_on_hidden_states_alone_is_refused_with_its_error() -> None:
+    """Here one that is not told which tokens they are of."""
+    model = _model()
+    forward = model.forward
+    model.forward = lambda input_ids=None, position_ids=None, **arguments: forward(
+        input_ids=input_ids, position_ids=position_ids + 0, **arguments
+    )
+    assert _refusal(model).startswith("its logits cannot be computed from hidden states of its decoder: TypeError: ")
 
 
 def test_a_forward_that_fails_is_refused_with_its_error() -> None:

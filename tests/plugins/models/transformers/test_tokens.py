@@ -67,7 +67,7 @@ def test_logits_of_sequences_flattened_together_equal_those_of_each_alone(family
 
     ids = torch.tensor([token for prompt in PROMPTS for token in prompt])
     positions = torch.cat([torch.arange(length) for length in lengths])
-    logits = model.forward(ids, positions, attend, logit_rows=torch.arange(len(ids)))
+    logits = model.logits(model.forward(ids, positions, attend, rows=torch.arange(len(ids))))
     expected = torch.cat([_reference_logits(family, prompt) for prompt in PROMPTS])
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
 
@@ -137,19 +137,23 @@ def test_the_families_have_what_their_faults_could_break() -> None:
     assert {family for family in FAMILIES if loaded(family).layers[0].sinks is not None} == {"gpt_oss"}
 
 
-def test_logit_rows_select_and_order() -> None:
-    """Rows come out in the order asked for, repeated where asked for twice, none where none is asked for; argmax is theirs."""
-    model, prompt = loaded("gemma2"), PROMPTS[1]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_select_and_order(family: str) -> None:
+    """Rows come out in the order asked for, repeated where asked for twice, none where none is asked for; argmax is theirs.
 
-    def forward(rows: list[int], select: Any = "logits") -> torch.Tensor:
+    Their logits are the same a row at a time, whatever a family does behind its LM head.
+    """
+    model, prompt = loaded(family), PROMPTS[1]
+
+    def forward(rows: list[int]) -> torch.Tensor:
         ids = torch.tensor(prompt)
-        wanted = torch.tensor(rows, dtype=torch.int64)
-        return model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), logit_rows=wanted, select=select)
+        return model.forward(ids, torch.arange(len(ids)), DenseAttention(model.layers), rows=torch.tensor(rows, dtype=torch.int64))
 
-    whole = _reference_logits("gemma2", prompt)
-    torch.testing.assert_close(forward([7, 2, 2]), whole[[7, 2, 2]], atol=1e-4, rtol=0)
-    assert forward([]).shape == (0, VOCAB)
-    assert forward([7, 2, 2], "argmax").tolist() == whole[[7, 2, 2]].argmax(-1).tolist()
+    whole, hidden = _reference_logits(family, prompt), forward([7, 2, 2])
+    torch.testing.assert_close(model.logits(hidden), whole[[7, 2, 2]], atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(torch.cat([model.logits(hidden[i : i + 1]) for i in (0, 1)]), whole[[7, 2]], atol=1e-3, rtol=1e-4)
+    assert model.logits(forward([])).shape == (0, VOCAB)
+    assert model.argmax(hidden).tolist() == whole[[7, 2, 2]].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "gemma2", "qwen3_moe", "gpt_oss"])
@@ -163,7 +167,7 @@ def test_bf16_stays_near_fp32(family: str) -> None:
         return dense(layer, q, k, v)
 
     ids = torch.tensor(prompt)
-    logits = model.forward(ids, torch.arange(len(ids)), attend, logit_rows=torch.arange(len(ids))).float()
+    logits = model.logits(model.forward(ids, torch.arange(len(ids)), attend, rows=torch.arange(len(ids)))).float()
     assert seen == {torch.bfloat16}
     similarity = torch.nn.functional.cosine_similarity(logits, _reference_logits(family, prompt), dim=-1)
     assert similarity.median() > 0.98
