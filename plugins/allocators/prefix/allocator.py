@@ -7,6 +7,7 @@ Must not know: schedulers, tensors, how a block is hashed, which one is evicted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from octavo.core.kv import Allocator, BlockEvent, KVStats, KVUsage
 from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence, Status
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
-from octavo.plugins.allocators.prefix.block_keys import BYTES_PER_TOKEN, Hashing, extend, packed
+from octavo.plugins.allocators.prefix.block_keys import BYTES_PER_TOKEN, Hashing, extend, packed, root_key
 from octavo.plugins.allocators.prefix.cache import Entry, Extras, PrefixCache
 from octavo.plugins.allocators.prefix.explain import explain
 
@@ -53,7 +54,7 @@ class PrefixAllocator(Allocator):
         self.block_size = block_size
         self.capacity = self._paged.capacity
         self.host_capacity = self._paged.host_capacity
-        self._hashing = hashing
+        self._digest, self._compare = hashing.digest, hashing.compare
         self._width = block_size * BYTES_PER_TOKEN
         self._chains: dict[Sequence, Chain] = {}  # of open sequences
         self._away: WeakKeyDictionary[Sequence, Chain] = WeakKeyDictionary()  # of those that wait or are suspended
@@ -93,8 +94,8 @@ class PrefixAllocator(Allocator):
         entries, found, width, extras = self._cache.entries, list[Entry](), self._width, sequence.request.cache_key
         if len(keys) < num_blocks:
             data = packed(sequence.tokens(len(keys) * self.block_size, num_blocks * self.block_size))
-            extend(keys, data, width=width, digest=self._hashing.digest, extras=extras)
-        if not self._hashing.compare:
+            extend(keys, data, width=width, digest=self._digest, extras=extras)
+        if not self._compare:
             for key in keys[:num_blocks]:
                 entry = entries.get(key)
                 if entry is None:
@@ -118,29 +119,28 @@ class PrefixAllocator(Allocator):
         """As paged, which tells of blocks that are full from now on: from now on they can be found."""
         self._paged.commit(sequence, num_tokens)
 
-    def _enter(self, sequence: Sequence, num_blocks: int) -> None:
-        """Enter the full blocks up to `num_blocks`: from where the last call ended, or from the first if that was forgotten since."""
-        size, cache, chain = self.block_size, self._cache, self._chains[sequence]
+    def _enter(self, sequence: Sequence, blocks: Seq[int], num_full: int) -> None:
+        """Enter the first `num_full` blocks: from where the last call ended, or from the first if that was forgotten since."""
+        chain = self._chains[sequence]
         if chain.ended:
             return
-        keys, blocks, width, extras = chain.keys, self._paged.blocks(sequence), self._width, sequence.request.cache_key
+        entries, keys, size, extras = self._cache.entries, chain.keys, self.block_size, sequence.request.cache_key
         first, parent = chain.num_entered, chain.tip
-        if parent is None or cache.entries.get(parent.key) is not parent:
+        if parent is None or parent.forgotten:
             first, parent = 0, None  # perhaps another's copy of the same block, and evicted: this sequence still holds its own
-        start = min(first, len(keys))
-        data = packed(sequence.tokens(start * size, num_blocks * size))
-        if len(keys) < num_blocks:
-            extend(keys, data[(len(keys) - start) * width :], width=width, digest=self._hashing.digest, extras=extras)
-        for index in range(first, num_blocks):
-            tokens = data[(index - start) * width : (index - start + 1) * width]
-            entry = cache.entries.get(keys[index])
+        for index in range(first, num_full):
+            tokens = packed(sequence.tokens(index * size, (index + 1) * size))
+            if index == len(keys):
+                keys.append(self._digest((keys[-1] if keys else root_key(self._digest, extras)) + tokens))
+            key = keys[index]
+            entry = entries.get(key)
             if entry is None:
-                entry = cache.register(keys[index], blocks[index], parent=parent, tokens=tokens, extras=extras)
-            elif self._hashing.compare and not _same(entry, parent, tokens, extras):
+                entry = self._cache.register(key, blocks[index], parent=parent, tokens=tokens, extras=extras)
+            elif self._compare and not _same(entry, parent, tokens, extras):
                 chain.ended = True  # a collision: who has the key keeps it, and what follows here could not be found
                 return
             parent = entry
-        chain.num_entered, chain.tip = num_blocks, parent
+        chain.num_entered, chain.tip = num_full, parent
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Share the blocks of the first `num_tokens` positions, which must be committed, and their keys."""
@@ -224,7 +224,7 @@ class PrefixAllocator(Allocator):
 
     def explain(self, request: Request) -> str:
         """Where and why the cached prefix of this prompt ends."""
-        return explain(request, self._cache, block_size=self.block_size, digest=self._hashing.digest)
+        return explain(request, self._cache, block_size=self.block_size, digest=self._digest)
 
     @property
     def observed(self) -> bool:

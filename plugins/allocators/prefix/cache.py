@@ -36,6 +36,7 @@ class Entry:
     kept_at: int = 0  # when its last reference went
     shelved: bool = False
     queued: bool = False
+    forgotten: bool = False  # it cannot be found any more
 
 
 POLICIES: dict[str, Callable[[Entry], tuple[int, ...]]] = {
@@ -175,7 +176,7 @@ class PrefixCache(Shelf):
             gone = family.pop()
             family += gone.children
             gone.children.clear()
-            gone.parent = None
+            gone.parent, gone.forgotten = None, True
             del self.entries[gone.key]
             self._by_block[gone.block] = None
             if gone.shelved:

@@ -43,7 +43,7 @@ class RegistersAtReserve(PrefixAllocator):
         granted = self._paged.reserve(sequence, start, stop)
         full = min(stop, sequence.num_tokens) // self.block_size
         if granted and full:
-            self._enter(sequence, full)
+            self._enter(sequence, self._paged.blocks(sequence), full)
         return granted
 
 
