@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 class Chain:
     """Keys of a sequence's first full blocks. It outlives `close` while the request waits, so that nothing is hashed twice."""
 
+    extras: Extras  # what else must agree
     keys: list[bytes] = field(default_factory=list)
     num_entered: int = 0  # blocks whose content the cache has been told
     tip: Entry | None = None  # under which the last of these is found
@@ -76,7 +77,7 @@ class PrefixAllocator(Allocator):
         chain.ended = False
         found: list[Entry] = []
         if sequence.request.reads_cache:
-            found = self._find(sequence, chain.keys, (sequence.num_tokens - 1) // self.block_size)
+            found = self._find(sequence, chain, (sequence.num_tokens - 1) // self.block_size)
         chain.num_entered, chain.tip = len(found), found[-1] if found else None
         chain.num_hit = len(found) * self.block_size
         self._paged.adopt(sequence, [entry.block for entry in found], chain.num_hit)
@@ -87,11 +88,11 @@ class PrefixAllocator(Allocator):
         return chain.num_hit
 
     def _chain_of(self, sequence: Sequence) -> Chain:
-        return self._away.get(sequence) or Chain()
+        return self._away.get(sequence) or Chain(sequence.request.cache_key)
 
-    def _find(self, sequence: Sequence, keys: list[bytes], num_blocks: int) -> list[Entry]:
+    def _find(self, sequence: Sequence, chain: Chain, num_blocks: int) -> list[Entry]:
         """The entries of the first full blocks, up to the first that is not there. Hashes those that were never hashed."""
-        entries, found, width, extras = self._cache.entries, list[Entry](), self._width, sequence.request.cache_key
+        entries, found, width, keys, extras = self._cache.entries, list[Entry](), self._width, chain.keys, chain.extras
         if len(keys) < num_blocks:
             data = packed(sequence.tokens(len(keys) * self.block_size, num_blocks * self.block_size))
             extend(keys, data, width=width, digest=self._digest, extras=extras)
@@ -124,7 +125,7 @@ class PrefixAllocator(Allocator):
         chain = self._chains[sequence]
         if chain.ended:
             return
-        entries, keys, size, extras = self._cache.entries, chain.keys, self.block_size, sequence.request.cache_key
+        entries, keys, extras, size = self._cache.entries, chain.keys, chain.extras, self.block_size
         first, parent = chain.num_entered, chain.tip
         if parent is None or parent.forgotten:
             first, parent = 0, None  # perhaps another's copy of the same block, and evicted: this sequence still holds its own

@@ -130,8 +130,8 @@ class KeepsHash(WithCache):
     class cache(PrefixCache):
         def _forget(self, entry: Entry) -> None:
             if entry.parent is not None:
-                entry.parent.children.discard(entry)
-                if entry.parent.shelved and not entry.parent.children:
+                entry.parent.num_children -= 1
+                if entry.parent.shelved and not entry.parent.num_children:
                     self._enqueue(entry.parent)
 
 
@@ -156,9 +156,8 @@ class LeavesOrphans(WithCache):
 
     class cache(PrefixCache):
         def _forget(self, entry: Entry) -> None:
-            children, entry.children = entry.children, set()
+            entry.num_children = 0
             super()._forget(entry)
-            entry.children = children
 
 
 class LosesOrphans(WithCache):
