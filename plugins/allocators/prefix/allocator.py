@@ -59,6 +59,7 @@ class PrefixAllocator(Allocator):
         self._width = block_size * BYTES_PER_TOKEN
         self._chains: dict[Sequence, Chain] = {}  # of open sequences
         self._away: WeakKeyDictionary[Sequence, Chain] = WeakKeyDictionary()  # of those that wait or are suspended
+        self._uncounted = set[Sequence]()  # open ones that are not in the statistics yet
         self._queried = self._hit = 0
         # Asked for every row of every step: straight through, without a call between.
         self.reserve = self._paged.reserve  # type: ignore[method-assign]
@@ -85,6 +86,8 @@ class PrefixAllocator(Allocator):
             entry.hits += 1
         self._chains[sequence] = chain
         self._away.pop(sequence, None)
+        if not chain.counted:
+            self._uncounted.add(sequence)
         return chain.num_hit
 
     def _chain_of(self, sequence: Sequence) -> Chain:
@@ -159,6 +162,7 @@ class PrefixAllocator(Allocator):
         """Full blocks stay reusable, the last one the first to go."""
         self._count(sequence)
         self._paged.close(sequence)
+        self._uncounted.discard(sequence)
         chain = self._chains.pop(sequence, None) or self._away.pop(sequence)
         if sequence.status is not Status.DONE:
             self._away[sequence] = chain
@@ -173,6 +177,7 @@ class PrefixAllocator(Allocator):
             return False
         for sequence in sequences:
             self._away[sequence] = self._chains.pop(sequence)
+            self._uncounted.discard(sequence)
         return True
 
     def resume(self, sequences: list[Sequence]) -> list[int] | None:
@@ -183,6 +188,8 @@ class PrefixAllocator(Allocator):
         for sequence in sequences:
             chain = self._chains[sequence] = self._away.pop(sequence)
             chain.num_entered, chain.tip = 0, None
+            if not chain.counted:
+                self._uncounted.add(sequence)
         return counts
 
     # -------------------------------------------------------------------- books
@@ -200,15 +207,18 @@ class PrefixAllocator(Allocator):
 
     def _count(self, sequence: Sequence) -> None:
         """Count what was found for this sequence once it has run: not for a refused admission, nor when it comes back."""
-        chain = self._chains.get(sequence)
-        if chain is not None and not chain.counted and self._paged.committed(sequence) > chain.num_hit:
+        if sequence not in self._uncounted:
+            return
+        chain = self._chains[sequence]
+        if self._paged.committed(sequence) > chain.num_hit:
+            self._uncounted.remove(sequence)
             chain.counted = True
             self._queried += sequence.prompt_len
             self._hit += chain.num_hit
 
     def stats(self) -> KVStats:
         """Hits are counted when a request first runs, not when it comes back from a preemption."""
-        for sequence in self._chains:
+        for sequence in list(self._uncounted):
             self._count(sequence)
         inner = self._paged.stats()
         return KVStats(

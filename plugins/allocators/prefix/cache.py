@@ -210,7 +210,9 @@ class PrefixCache(Shelf):
         children = Counter(entry.parent for entry in found)
         for entry in found:
             if entry.num_children != children[entry]:
-                raise PluginContractError(f"prefix: {entry.num_children} blocks after block {entry.block} are counted, not {children[entry]}")
+                raise PluginContractError(
+                    f"prefix: {entry.num_children} blocks after block {entry.block} are counted, not {children[entry]}"
+                )
         if len(self._queue) > 2 * len(self._by_block) + 1:
             raise PluginContractError(f"prefix: {len(self._queue)} queued for {len(found)} entries")
         if self._num_shelved != sum(entry.shelved for entry in found) or live & set(self._orphans):

@@ -72,7 +72,7 @@ class CountsEveryAdmission(PrefixAllocator):
 
     def open(self, sequence: Sequence) -> int:
         found = super().open(sequence)
-        self._chains[sequence].counted = False
+        self._uncounted.add(sequence)
         return found
 
 
