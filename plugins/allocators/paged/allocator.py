@@ -48,7 +48,7 @@ class PagedAllocator(Allocator):
         on_full: Callable[[Sequence, Seq[int], int], None] | None = None,
         name: str = "paged",
     ) -> None:
-        """`shelf` and `on_full` are a prefix cache's: who keeps blocks, and who is told that a sequence's first so many of these are full now."""
+        """`shelf` and `on_full` are a prefix cache's: who keeps blocks, and who is told how many of a sequence's blocks are full now."""
         super().__init__()
         self._on_full = on_full
         self._name = name  # whose books these are, for messages
