@@ -133,7 +133,8 @@ class PrefixAllocator(Allocator):
         if parent is None or parent.forgotten:
             first, parent = 0, None  # perhaps another's copy of the same block, and evicted: this sequence still holds its own
         for index in range(first, num_full):
-            tokens = packed(sequence.tokens(index * size, (index + 1) * size))
+            at = index * size - sequence.prompt_len  # in the output, where a decoding row's blocks are
+            tokens = packed(sequence.output[at : at + size] if at >= 0 else sequence.tokens(index * size, (index + 1) * size))
             if index == len(keys):
                 keys.append(self._digest((keys[-1] if keys else root_key(self._digest, extras)) + tokens))
             key = keys[index]
