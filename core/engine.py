@@ -235,7 +235,7 @@ class Engine:
 
     def _apply(self, flight: Flight, result: StepResult) -> None:
         """Bring a step's result into the sequences: append, count, commit, and end or split those whose turn it is."""
-        kv, beams = self.kv, dict[Request, list[tuple[Sequence, list[Candidate]]]]()
+        kv, commit, beams = self.kv, self.kv.commit, dict[Request, list[tuple[Sequence, list[Candidate]]]]()
         for index, (chunk, tokens) in enumerate(zip(flight.plan.chunks, result.tokens, strict=True)):
             sequence = chunk.sequence
             if chunk.epoch != sequence.epoch:
@@ -257,7 +257,7 @@ class Engine:
             scored = result.logprobs.get(index, ())
             reason = self._append(sequence, tokens, scored) if chunk.samples and not joint else None
             sequence.num_computed = computed
-            kv.commit(sequence, computed if joint else min(computed, sequence.num_tokens - 1))
+            commit(sequence, computed if joint else min(computed, sequence.num_tokens - 1))
             if reason is not None:
                 self._finish(sequence, reason)
             elif joint and chunk.samples and request.beam_width:

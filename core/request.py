@@ -84,10 +84,12 @@ class Sequence:
 
     def tokens(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Known ids of positions start .. stop - 1."""
-        prompt, n = self.request.prompt, self.prompt_len
-        stop = self.num_tokens if stop is None else stop
+        n = self.prompt_len
+        if stop is None:
+            stop = n + len(self.output)
         if start >= n:
             return self.output[start - n : stop - n]
+        prompt = self.request.prompt
         if stop <= n:
             return list(prompt[start:stop])
         return [*prompt[start:], *self.output[: stop - n]]

@@ -33,7 +33,10 @@ class Shelf:
         raise PluginContractError(f"block {block} was shared, but nobody holds it")
 
     def overwrite(self, block: int) -> None:
-        """The one holder of this block is about to write into it: nobody may find it by its old content."""
+        """The one holder of this full block is about to write into it: nobody may find it by its old content.
+
+        Not told of blocks that are not full: a shelf must not let anybody find those.
+        """
 
 
 class BlockPool:
@@ -93,7 +96,7 @@ class BlockPool:
         return True
 
     def overwrite(self, block: int) -> None:
-        """The one holder of this block is about to write into it."""
+        """The one holder of this full block is about to write into it."""
         self._shelf.overwrite(block)
 
     def empty_shelf(self) -> None:

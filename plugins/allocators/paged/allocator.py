@@ -45,10 +45,10 @@ class PagedAllocator(Allocator):
         block_size: int,
         host_capacity: int = 0,
         shelf: Shelf | None = None,
-        on_full: Callable[[Sequence, int], None] | None = None,
+        on_full: Callable[[Sequence, Seq[int], int], None] | None = None,
         name: str = "paged",
     ) -> None:
-        """`shelf` and `on_full` are a prefix cache's: who keeps blocks, and who is told that a sequence's first so many are full now."""
+        """`shelf` and `on_full` are a prefix cache's: who keeps blocks, and who is told how many of a sequence's blocks are full now."""
         super().__init__()
         self._on_full = on_full
         self._name = name  # whose books these are, for messages
@@ -108,8 +108,7 @@ class PagedAllocator(Allocator):
             raise self._not_open(sequence, "reserve")
         blocks, pool, size = table.blocks, self._pool, self.block_size
         first, last, held = start // size, -(-stop // size), len(table.blocks)
-        if last <= held and last == first + 1 and pool.refs[blocks[first]] == 1:
-            pool.overwrite(blocks[first])
+        if last <= held and last == first + 1 and pool.refs[blocks[first]] == 1 and self._filled[blocks[first]] < size:
             return True
         if start >= stop:
             return True
@@ -119,7 +118,7 @@ class PagedAllocator(Allocator):
         if len(shared) + new > pool.available:
             return False
         for i in written:
-            if pool.refs[blocks[i]] == 1:
+            if pool.refs[blocks[i]] == 1 and self._filled[blocks[i]] == size:
                 pool.overwrite(blocks[i])
         for i in shared:
             self._copy_block(sequence, table, i)
@@ -145,11 +144,18 @@ class PagedAllocator(Allocator):
         table = self._tables.get(sequence)
         if table is None:
             raise self._not_open(sequence, "commit")
-        filled = table.num_filled
-        if num_tokens > filled:
+        if num_tokens <= table.num_filled:
+            return
+        size, blocks = self.block_size, table.blocks
+        first = table.num_filled // size
+        slots = num_tokens - first * size
+        if slots <= size and first < len(blocks):
+            self._fill(blocks[first], slots)
+            table.num_filled = num_tokens
+        else:
             self._mark_filled(table, num_tokens)
-            if self._on_full is not None and num_tokens // self.block_size > filled // self.block_size:
-                self._on_full(sequence, num_tokens // self.block_size)
+        if slots >= size and self._on_full is not None:
+            self._on_full(sequence, blocks, num_tokens // size)
 
     def _mark_filled(self, table: BlockTable, num_tokens: int) -> None:
         size, blocks = self.block_size, table.blocks

@@ -7,6 +7,7 @@ Must not know: schedulers, tensors, how a block is hashed, which one is evicted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from octavo.core.kv import Allocator, BlockEvent, KVStats, KVUsage
 from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence, Status
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
-from octavo.plugins.allocators.prefix.block_keys import BYTES_PER_TOKEN, Hashing, extend, packed
+from octavo.plugins.allocators.prefix.block_keys import BYTES_PER_TOKEN, Hashing, extend, packed, root_key
 from octavo.plugins.allocators.prefix.cache import Entry, Extras, PrefixCache
 from octavo.plugins.allocators.prefix.explain import explain
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 class Chain:
     """Keys of a sequence's first full blocks. It outlives `close` while the request waits, so that nothing is hashed twice."""
 
+    extras: Extras  # what else must agree
     keys: list[bytes] = field(default_factory=list)
     num_entered: int = 0  # blocks whose content the cache has been told
     tip: Entry | None = None  # under which the last of these is found
@@ -53,10 +55,11 @@ class PrefixAllocator(Allocator):
         self.block_size = block_size
         self.capacity = self._paged.capacity
         self.host_capacity = self._paged.host_capacity
-        self._hashing = hashing
+        self._digest, self._compare = hashing.digest, hashing.compare
         self._width = block_size * BYTES_PER_TOKEN
         self._chains: dict[Sequence, Chain] = {}  # of open sequences
         self._away: WeakKeyDictionary[Sequence, Chain] = WeakKeyDictionary()  # of those that wait or are suspended
+        self._uncounted = set[Sequence]()  # open ones that are not in the statistics yet
         self._queried = self._hit = 0
         # Asked for every row of every step: straight through, without a call between.
         self.reserve = self._paged.reserve  # type: ignore[method-assign]
@@ -75,7 +78,7 @@ class PrefixAllocator(Allocator):
         chain.ended = False
         found: list[Entry] = []
         if sequence.request.reads_cache:
-            found = self._find(sequence, chain.keys, (sequence.num_tokens - 1) // self.block_size)
+            found = self._find(sequence, chain, (sequence.num_tokens - 1) // self.block_size)
         chain.num_entered, chain.tip = len(found), found[-1] if found else None
         chain.num_hit = len(found) * self.block_size
         self._paged.adopt(sequence, [entry.block for entry in found], chain.num_hit)
@@ -83,18 +86,20 @@ class PrefixAllocator(Allocator):
             entry.hits += 1
         self._chains[sequence] = chain
         self._away.pop(sequence, None)
+        if not chain.counted:
+            self._uncounted.add(sequence)
         return chain.num_hit
 
     def _chain_of(self, sequence: Sequence) -> Chain:
-        return self._away.get(sequence) or Chain()
+        return self._away.get(sequence) or Chain(sequence.request.cache_key)
 
-    def _find(self, sequence: Sequence, keys: list[bytes], num_blocks: int) -> list[Entry]:
+    def _find(self, sequence: Sequence, chain: Chain, num_blocks: int) -> list[Entry]:
         """The entries of the first full blocks, up to the first that is not there. Hashes those that were never hashed."""
-        entries, found, width, extras = self._cache.entries, list[Entry](), self._width, sequence.request.cache_key
+        entries, found, width, keys, extras = self._cache.entries, list[Entry](), self._width, chain.keys, chain.extras
         if len(keys) < num_blocks:
             data = packed(sequence.tokens(len(keys) * self.block_size, num_blocks * self.block_size))
-            extend(keys, data, width=width, digest=self._hashing.digest, extras=extras)
-        if not self._hashing.compare:
+            extend(keys, data, width=width, digest=self._digest, extras=extras)
+        if not self._compare:
             for key in keys[:num_blocks]:
                 entry = entries.get(key)
                 if entry is None:
@@ -118,29 +123,29 @@ class PrefixAllocator(Allocator):
         """As paged, which tells of blocks that are full from now on: from now on they can be found."""
         self._paged.commit(sequence, num_tokens)
 
-    def _enter(self, sequence: Sequence, num_blocks: int) -> None:
-        """Enter the full blocks up to `num_blocks`: from where the last call ended, or from the first if that was forgotten since."""
-        size, cache, chain = self.block_size, self._cache, self._chains[sequence]
+    def _enter(self, sequence: Sequence, blocks: Seq[int], num_full: int) -> None:
+        """Enter the first `num_full` blocks: from where the last call ended, or from the first if that was forgotten since."""
+        chain = self._chains[sequence]
         if chain.ended:
             return
-        keys, blocks, width, extras = chain.keys, self._paged.blocks(sequence), self._width, sequence.request.cache_key
+        entries, keys, extras, size = self._cache.entries, chain.keys, chain.extras, self.block_size
         first, parent = chain.num_entered, chain.tip
-        if parent is None or cache.entries.get(parent.key) is not parent:
+        if parent is None or parent.forgotten:
             first, parent = 0, None  # perhaps another's copy of the same block, and evicted: this sequence still holds its own
-        start = min(first, len(keys))
-        data = packed(sequence.tokens(start * size, num_blocks * size))
-        if len(keys) < num_blocks:
-            extend(keys, data[(len(keys) - start) * width :], width=width, digest=self._hashing.digest, extras=extras)
-        for index in range(first, num_blocks):
-            tokens = data[(index - start) * width : (index - start + 1) * width]
-            entry = cache.entries.get(keys[index])
+        for index in range(first, num_full):
+            at = index * size - sequence.prompt_len  # in the output, where a decoding row's blocks are
+            tokens = packed(sequence.output[at : at + size] if at >= 0 else sequence.tokens(index * size, (index + 1) * size))
+            if index == len(keys):
+                keys.append(self._digest((keys[-1] if keys else root_key(self._digest, extras)) + tokens))
+            key = keys[index]
+            entry = entries.get(key)
             if entry is None:
-                entry = cache.register(keys[index], blocks[index], parent=parent, tokens=tokens, extras=extras)
-            elif self._hashing.compare and not _same(entry, parent, tokens, extras):
+                entry = self._cache.register(key, blocks[index], parent=parent, tokens=tokens, extras=extras)
+            elif self._compare and not _same(entry, parent, tokens, extras):
                 chain.ended = True  # a collision: who has the key keeps it, and what follows here could not be found
                 return
             parent = entry
-        chain.num_entered, chain.tip = num_blocks, parent
+        chain.num_entered, chain.tip = num_full, parent
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Share the blocks of the first `num_tokens` positions, which must be committed, and their keys."""
@@ -158,6 +163,7 @@ class PrefixAllocator(Allocator):
         """Full blocks stay reusable, the last one the first to go."""
         self._count(sequence)
         self._paged.close(sequence)
+        self._uncounted.discard(sequence)
         chain = self._chains.pop(sequence, None) or self._away.pop(sequence)
         if sequence.status is not Status.DONE:
             self._away[sequence] = chain
@@ -172,6 +178,7 @@ class PrefixAllocator(Allocator):
             return False
         for sequence in sequences:
             self._away[sequence] = self._chains.pop(sequence)
+            self._uncounted.discard(sequence)
         return True
 
     def resume(self, sequences: list[Sequence]) -> list[int] | None:
@@ -182,6 +189,8 @@ class PrefixAllocator(Allocator):
         for sequence in sequences:
             chain = self._chains[sequence] = self._away.pop(sequence)
             chain.num_entered, chain.tip = 0, None
+            if not chain.counted:
+                self._uncounted.add(sequence)
         return counts
 
     # -------------------------------------------------------------------- books
@@ -199,15 +208,18 @@ class PrefixAllocator(Allocator):
 
     def _count(self, sequence: Sequence) -> None:
         """Count what was found for this sequence once it has run: not for a refused admission, nor when it comes back."""
-        chain = self._chains.get(sequence)
-        if chain is not None and not chain.counted and self._paged.committed(sequence) > chain.num_hit:
+        if sequence not in self._uncounted:
+            return
+        chain = self._chains[sequence]
+        if self._paged.committed(sequence) > chain.num_hit:
+            self._uncounted.remove(sequence)
             chain.counted = True
             self._queried += sequence.prompt_len
             self._hit += chain.num_hit
 
     def stats(self) -> KVStats:
         """Hits are counted when a request first runs, not when it comes back from a preemption."""
-        for sequence in self._chains:
+        for sequence in list(self._uncounted):
             self._count(sequence)
         inner = self._paged.stats()
         return KVStats(
@@ -224,7 +236,7 @@ class PrefixAllocator(Allocator):
 
     def explain(self, request: Request) -> str:
         """Where and why the cached prefix of this prompt ends."""
-        return explain(request, self._cache, block_size=self.block_size, digest=self._hashing.digest)
+        return explain(request, self._cache, block_size=self.block_size, digest=self._digest)
 
     @property
     def observed(self) -> bool:

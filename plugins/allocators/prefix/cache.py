@@ -1,14 +1,16 @@
 """Full blocks by their key: which can be found, and which is given up next.
 
 Entries form a tree: an entry's parent is the block before it. An entry whose parent is gone could never be found again, so whoever is
-forgotten takes its descendants along, and what is given up are leaves: the end of a prefix before its beginning.
+forgotten takes its descendants along, and what is given up are leaves: the end of a prefix before its beginning. Entries are many and
+come while rows decode, so that they count their children and don't list them: who they are is asked when a beginning is forgotten, rarely.
 Must not know: sequences, how a key is made.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Literal
@@ -31,11 +33,12 @@ class Entry:
     tokens: bytes  # the block's token ids, packed
     extras: Extras  # what else must agree
     born: int
-    children: set[Entry] = field(default_factory=set)
+    num_children: int = 0
     hits: int = 0
     kept_at: int = 0  # when its last reference went
     shelved: bool = False
     queued: bool = False
+    forgotten: bool = False  # it cannot be found any more
 
 
 POLICIES: dict[str, Callable[[Entry], tuple[int, ...]]] = {
@@ -77,7 +80,7 @@ class PrefixCache(Shelf):
         """A live block is full and computed: it may be found under its key, which nobody has."""
         entry = Entry(key, block, parent.index + 1 if parent else 0, parent, tokens, extras, next(self._time))
         if parent is not None:
-            parent.children.add(entry)
+            parent.num_children += 1
         self.entries[key] = self._by_block[block] = entry
         if self.observed:
             self._tell("cached", block, key)
@@ -93,7 +96,7 @@ class PrefixCache(Shelf):
         entry.kept_at = next(self._time)
         entry.shelved = True
         self._num_shelved += 1
-        if not entry.children:
+        if not entry.num_children:
             self._enqueue(entry)
         return True
 
@@ -127,8 +130,8 @@ class PrefixCache(Shelf):
 
     def clear(self) -> None:
         """Nothing can be found any more. That is no eviction."""
-        for entry in [entry for entry in self.entries.values() if entry.parent is None]:
-            self._forget(entry)
+        for entry in list(self.entries.values()):
+            self._drop(entry)
         self._queue.clear()
         self.recent.clear()
 
@@ -148,7 +151,7 @@ class PrefixCache(Shelf):
         queue = self._queue
         while queue:
             priority, _, entry = queue[0]
-            if not entry.shelved or entry.children:
+            if not entry.shelved or entry.num_children:
                 heappop(queue)
                 entry.queued = False
             elif self._priority(entry) > priority:
@@ -167,23 +170,28 @@ class PrefixCache(Shelf):
         """Neither the entry nor what follows it can be found any more."""
         parent = entry.parent
         if parent is not None:
-            parent.children.discard(entry)
-            if parent.shelved and not parent.children:
+            parent.num_children -= 1
+            if parent.shelved and not parent.num_children:
                 self._enqueue(parent)
-        family = [entry]
-        while family:
-            gone = family.pop()
-            family += gone.children
-            gone.children.clear()
-            gone.parent = None
-            del self.entries[gone.key]
-            self._by_block[gone.block] = None
-            if gone.shelved:
-                gone.shelved = False
-                self._num_shelved -= 1
-                self._orphans.append(gone.block)
-            if self.observed:
-                self._tell("evicted", gone.block, gone.key)
+        family = {entry: None}
+        if entry.num_children:
+            for other in self.entries.values():  # in the order of their coming: a parent before its children
+                if other.parent in family:
+                    family[other] = None
+        for gone in family:
+            self._drop(gone)
+
+    def _drop(self, entry: Entry) -> None:
+        """One entry less; if its block is kept, for nothing now."""
+        entry.parent, entry.num_children, entry.forgotten = None, 0, True
+        del self.entries[entry.key]
+        self._by_block[entry.block] = None
+        if entry.shelved:
+            entry.shelved = False
+            self._num_shelved -= 1
+            self._orphans.append(entry.block)
+        if self.observed:
+            self._tell("evicted", entry.block, entry.key)
 
     def check(self, live: set[int]) -> None:
         """`live` are the blocks that somebody refers to. Raises PluginContractError where the books differ."""
@@ -195,10 +203,16 @@ class PrefixCache(Shelf):
             where = f"prefix: block {entry.block}, the {entry.index}th of its prefix,"
             if entry.shelved == (entry.block in live):
                 raise PluginContractError(f"{where} is {'kept for reuse and in use' if entry.shelved else 'neither in use nor kept'}")
-            if entry.parent is not None and (self.entries.get(entry.parent.key) is not entry.parent or entry not in entry.parent.children):
+            if entry.parent is not None and self.entries.get(entry.parent.key) is not entry.parent:
                 raise PluginContractError(f"{where} cannot be found: the block before it is gone")
-            if entry.shelved and not entry.children and entry not in queued:
+            if entry.shelved and not entry.num_children and entry not in queued:
                 raise PluginContractError(f"{where} would never be given up")
+        children = Counter(entry.parent for entry in found)
+        for entry in found:
+            if entry.num_children != children[entry]:
+                raise PluginContractError(
+                    f"prefix: {entry.num_children} blocks after block {entry.block} are counted, not {children[entry]}"
+                )
         if len(self._queue) > 2 * len(self._by_block) + 1:
             raise PluginContractError(f"prefix: {len(self._queue)} queued for {len(found)} entries")
         if self._num_shelved != sum(entry.shelved for entry in found) or live & set(self._orphans):

@@ -37,15 +37,12 @@ def explain(request: Request, cache: PrefixCache, *, block_size: int, digest: Di
 
 def _reason(cache: PrefixCache, parent: Entry | None, tokens: bytes, extras: Extras, start: int) -> str:
     """What is cached instead after the same beginning, which ends at token `start`."""
-    if parent is not None:
-        beside = list(parent.children)
-    else:
-        heads = [entry for entry in cache.entries.values() if entry.parent is None]
-        other = [entry.extras for entry in heads if entry.tokens == tokens and entry.extras != extras]
-        if other:
-            kinds = sorted({kind for found in other for kind, _ in set(found) ^ set(extras)})
-            return f"is cached under another {' and '.join(kinds)}"
-        beside = [entry for entry in heads if entry.extras == extras]
+    beside = [entry for entry in cache.entries.values() if entry.parent is parent]
+    other = [entry.extras for entry in beside if entry.tokens == tokens and entry.extras != extras]
+    if other:
+        kinds = sorted({kind for found in other for kind, _ in set(found) ^ set(extras)})
+        return f"is cached under another {' and '.join(kinds)}"
+    beside = [entry for entry in beside if entry.extras == extras]
     equal = max((_equal_tokens(entry.tokens, tokens) for entry in beside), default=0)
     if equal:
         return f"differs from what is cached there from token {start + equal} on"

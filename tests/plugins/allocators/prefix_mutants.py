@@ -43,7 +43,7 @@ class RegistersAtReserve(PrefixAllocator):
         granted = self._paged.reserve(sequence, start, stop)
         full = min(stop, sequence.num_tokens) // self.block_size
         if granted and full:
-            self._enter(sequence, full)
+            self._enter(sequence, self._paged.blocks(sequence), full)
         return granted
 
 
@@ -72,7 +72,7 @@ class CountsEveryAdmission(PrefixAllocator):
 
     def open(self, sequence: Sequence) -> int:
         found = super().open(sequence)
-        self._chains[sequence].counted = False
+        self._uncounted.add(sequence)
         return found
 
 
@@ -130,8 +130,8 @@ class KeepsHash(WithCache):
     class cache(PrefixCache):
         def _forget(self, entry: Entry) -> None:
             if entry.parent is not None:
-                entry.parent.children.discard(entry)
-                if entry.parent.shelved and not entry.parent.children:
+                entry.parent.num_children -= 1
+                if entry.parent.shelved and not entry.parent.num_children:
                     self._enqueue(entry.parent)
 
 
@@ -156,9 +156,8 @@ class LeavesOrphans(WithCache):
 
     class cache(PrefixCache):
         def _forget(self, entry: Entry) -> None:
-            children, entry.children = entry.children, set()
+            entry.num_children = 0
             super()._forget(entry)
-            entry.children = children
 
 
 class LosesOrphans(WithCache):

@@ -119,16 +119,22 @@ class Witness(Shelf):
         self.overwritten.append(block)
 
 
-def test_a_shelf_hears_of_every_block_that_is_written_in_place() -> None:
-    """A prefix cache must forget such a block's old content; a copy is a new block, of which it knows nothing."""
+@pytest.mark.parametrize("stop", [7, 9])
+def test_a_shelf_hears_of_every_full_block_that_is_written_in_place(stop: int) -> None:
+    """A prefix cache must forget its old content. One that is not full it does not know, and a copy is a new block."""
     shelf = Witness()
     kv = PagedAllocator(capacity=32, block_size=4, shelf=shelf)
     lead, child = family(kv, 6, n=2)
     compute(kv, child, 7)
-    assert shelf.overwritten == []
     compute(kv, lead, 7)
-    compute(kv, lead, 12)
-    assert shelf.overwritten == [1, 1]
+    compute(kv, lead, 8)
+    assert shelf.overwritten == []
+    late = Sequence("r/2", lead.request, 2, output=[1])
+    kv.fork(lead, late, 6)
+    late.num_computed = late.num_scheduled = 6
+    kv.close(lead)
+    compute(kv, late, stop)
+    assert shelf.overwritten == [1]
 
 
 def test_sequences_can_be_opened_on_blocks_that_others_filled() -> None:

@@ -132,6 +132,22 @@ def test_a_block_that_is_used_again_is_no_longer_found_by_its_old_content() -> N
     assert hit(kv, request(9, 1)) == 0
 
 
+def test_a_sequence_enters_its_own_copy_once_anothers_was_given_up() -> None:
+    """Two computed the same block at once; who had it found leaves, and its block goes. The other's next block rests on its own."""
+    kv = pool(4)
+    first, second = request(4, 4, name="a").sequences[0], request(8, 4, name="b").sequences[0]
+    kv.open(first)
+    kv.open(second)
+    compute(kv, first, 4)
+    compute(kv, second, 4)
+    kv.close(first)
+    kv.close(start(kv, request(range(50, 62), 1, name="all")))
+    assert hit(kv, request(5, 4)) == 0
+    compute(kv, second, 8)
+    kv.check()
+    assert hit(kv, request(9, 4)) == 8
+
+
 def test_a_salt_keeps_prompts_apart() -> None:
     """Fault 8."""
     kv = pool(16)

@@ -149,6 +149,10 @@ def spoil_parent(shop: Shop) -> None:
     shop.cache.entries[b"ab"].parent = Entry(b"a", 0, 0, None, b"", (), 0)
 
 
+def spoil_children(shop: Shop) -> None:
+    shop.cache.entries[b"a"].num_children += 1
+
+
 def spoil_block(shop: Shop) -> None:
     shop.cache._by_block[0] = None
 
@@ -169,6 +173,7 @@ def spoil_count(shop: Shop) -> None:
     ("spoil", "text"),
     [
         (spoil_parent, "the 1th of its prefix, cannot be found: the block before it is gone"),
+        (spoil_children, "2 blocks after block 0 are counted, not 1"),
         (spoil_block, "the entries by block and by key are not the same"),
         (spoil_shelf, "the 1th of its prefix, is neither in use nor kept"),
         (spoil_queue, "the 1th of its prefix, would never be given up"),
