@@ -11,10 +11,10 @@ from octavo._version import __version__
 from octavo.server import errors, health
 from octavo.server.activity import Activity
 from octavo.server.body_limit import BodyLimit
-from octavo.server.openai import chat, models
+from octavo.server.openai import chat, completions, models, tokens
 from octavo.server.served import Served
 
-ROUTERS = (chat.router, models.router, health.router)
+ROUTERS = (chat.router, completions.router, models.router, tokens.router, health.router)
 
 
 def create_app(here: Served) -> FastAPI:

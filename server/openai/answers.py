@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
+from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.errors import ApiError, ErrorBody, as_api_error
 from octavo.server.openai.common_schema import PromptTokensDetails, Usage
 
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 429, 500, 503)}
 UNSERVED = {
     "abort": (503, "the request was ended by the server", "aborted"),
     "timeout": (408, "the request took longer than its timeout_s", "timeout"),
@@ -34,12 +38,13 @@ def check_served(output: CompletionOutput) -> None:
         raise ApiError(status, output.error or message, code=code)
 
 
-async def whole(pieces: AsyncIterator[RequestOutput]) -> RequestOutput:
+async def whole(pieces: AsyncGenerator[RequestOutput]) -> RequestOutput:
     """The one output of a request that is not streamed. Raises ApiError if it has no answer."""
     answer: RequestOutput | None = None
-    async for answer in pieces:
-        for output in answer.outputs:
-            check_served(output)
+    async with aclosing(pieces):
+        async for answer in pieces:
+            for output in answer.outputs:
+                check_served(output)
     if answer is None:
         raise ApiError(500, "the engine gave no answer")
     return answer
@@ -63,3 +68,10 @@ def event(content: Mapping[str, Any]) -> bytes:
 def error_event(error: Exception) -> bytes:
     """What a client is told when the answer ends in the middle: never a silent end."""
     return event(as_api_error(error).body)
+
+
+def plain_logprobs(entries: list[dict[int, Logprob] | None] | None) -> list[Any] | None:
+    """By token id, as JSON has it."""
+    if entries is None:
+        return None
+    return [None if entry is None else {str(token): asdict(value) for token, value in entry.items()} for entry in entries]

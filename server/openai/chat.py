@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -18,8 +17,8 @@ from fastapi.responses import Response
 
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.server.errors import ApiError, ErrorBody
-from octavo.server.openai.answers import check_served, error_event, event, new_id, usage, whole
+from octavo.server.errors import ApiError
+from octavo.server.openai.answers import ERRORS, check_served, error_event, event, new_id, plain_logprobs, usage, whole
 from octavo.server.openai.chat_schema import (
     AnswerMessage,
     ChatChoice,
@@ -35,7 +34,6 @@ from octavo.server.served import Caller, Served, authorised, served
 from octavo.server.sse import DONE, EventStream, unless_gone
 
 router = APIRouter()
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 429, 500, 503)}
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=ERRORS)
@@ -44,7 +42,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request, caller
     here = served(request)
     here.check_open()
     answer = Answer(here, body)
-    ready = await asyncio.to_thread(here.llm.prompts.conversation, [_plain(message) for message in body.messages])
+    ready = await asyncio.to_thread(here.llm.prompts.conversation, plain_messages(body.messages))
     pieces = here.llm.run(
         ready,
         answer.params,
@@ -100,7 +98,7 @@ class Answer:
                 completion_tokens=sum(len(one.token_ids) for one in outputs),
                 cached_tokens=output.num_cached_tokens,
             ),
-            prompt_logprobs=_plain_logprobs(output.prompt_logprobs),
+            prompt_logprobs=plain_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if self._wants_ids else None,
         )
         return answer.model_dump_json().encode()
@@ -175,6 +173,11 @@ async def _chain(first: RequestOutput, rest: AsyncGenerator[RequestOutput]) -> A
             yield piece
 
 
+def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """As chat templates want them. Raises ApiError."""
+    return [_plain(message) for message in messages]
+
+
 def _plain(message: Message) -> dict[str, Any]:
     """As chat templates want it: text in one string, a call's arguments as an object."""
     plain = message.model_dump(exclude_none=True)
@@ -203,9 +206,3 @@ def _logprobs(output: CompletionOutput) -> ChoiceLogprobs | None:
 def _top(value: Logprob) -> TopLogprob:
     text = value.decoded_token or ""
     return TopLogprob(token=text, logprob=value.logprob, bytes=list(text.encode("utf-8", "replace")))
-
-
-def _plain_logprobs(entries: list[dict[int, Logprob] | None] | None) -> list[Any] | None:
-    if entries is None:
-        return None
-    return [None if entry is None else {str(token): asdict(value) for token, value in entry.items()} for entry in entries]
