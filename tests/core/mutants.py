@@ -33,6 +33,7 @@ def breaks(function: Any, there: str, instead: str, noticed_by: str = RANDOM, **
 
 
 PLAN, FORKS, POLICY, ENGINE = "test_plan_builder.py::", "test_forks.py::", "test_scheduling.py::", "test_engine.py::"
+LOGPROBS = "test_logprobs.py::"
 
 CORE: dict[str, Mutant] = {
     # sequences
@@ -55,6 +56,26 @@ CORE: dict[str, Mutant] = {
     ),
     "the budget is exceeded": breaks(
         PlanBuilder.add, "need if need <= left else left if self._chunking else 0", "need", PLAN + "test_the_budget_is_never_exceeded"
+    ),
+    "a prompt is scored again after a preemption": breaks(
+        PlanBuilder.add,
+        "max(start, len(request.prompt_logprobs))",
+        "start",
+        PLAN + "test_logits_reach_back_to_the_first_position_that_is_not_scored",
+    ),
+    "pieces of prompts are not scored": breaks(
+        PlanBuilder.add, "if not request.prompt_scored:", "if not request.prompt_scored and samples:"
+    ),
+    "a scored prompt is read from the cache": breaks(Request.reads_cache, "self.prompt_scored", "True", allocator="prefix-4", ample=True),
+    "a prompt counts as scored too soon": breaks(Request.score_prompt, "len(self.prompt) - 1", "len(self.prompt) - 2"),
+    "samples' log probabilities are dealt to the wrong ones": breaks(
+        Engine._split, "scored[number : number + 1]", "scored[:1]", kind="n", ample=True
+    ),
+    "scores of cut tokens count": breaks(
+        Answers.append, "for entry in scored[:kept]", "for entry in scored", LOGPROBS + "test_what_is_cut_behind_a_stop_id_is_not_scored"
+    ),
+    "cut tokens keep their scores": breaks(
+        Answers.append, "logprobs += scored[:kept]", "logprobs += scored", LOGPROBS + "test_what_is_cut_behind_a_stop_id_is_not_scored"
     ),
     "a dropped chunk's budget is lost": breaks(
         PlanBuilder.drop, "self.left += chunk.length", "pass", POLICY + "test_a_planned_victim_gives_its_budget_back"

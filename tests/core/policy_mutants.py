@@ -78,6 +78,12 @@ POLICIES: dict[str, Mutant] = {
     "a class fills up within one step": breaks(
         Scheduler._class_has_room, "return taken +", "return 0 *", POLICY + "test_over_its_running_limit_a_class_waits_and_others_pass"
     ),
+    "a cache leaves holes in a prompt's scores": breaks(
+        Scheduler._enter,
+        "if hit and not request.reads_cache:",
+        "if False:",
+        POLICY + "test_who_does_not_read_the_cache_is_given_none_of_it",
+    ),
     "a recompute counts as cache hits": breaks(
         Scheduler._enter, "if request.num_cached is None:", "if True:", POLICY + "test_cached_tokens_are_those_of_the_first_admission"
     ),

@@ -8,6 +8,7 @@ from octavo.core.descriptors import PoolShape
 from octavo.core.errors import PluginContractError
 from octavo.core.forks import split
 from octavo.core.kv import Allocator
+from octavo.core.logprobs import TokenLogprobs
 from octavo.core.plan_builder import PlanBuilder
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.sampling_params import SamplingParams
@@ -18,9 +19,11 @@ def pool(slots: int = 64, block_size: int = 4) -> Allocator:
     return PAGED.build(PagedOptions(block_size=block_size), PoolShape(num_slots=slots, num_host_slots=0, max_model_len=64, max_num_seqs=8))
 
 
-def running(kv: Allocator, prompt_len: int = 8, max_tokens: int = 8, *, n: int = 1, beam_width: int = 0, name: str = "r") -> Request:
+def running(
+    kv: Allocator, prompt_len: int = 8, max_tokens: int = 8, *, n: int = 1, beam_width: int = 0, name: str = "r", **asked: int
+) -> Request:
     """A request that was admitted and has computed nothing."""
-    params = SamplingParams(n=n, max_tokens=max_tokens)
+    params = SamplingParams(n=n, max_tokens=max_tokens, **asked)  # type: ignore[arg-type]
     request = Request(name, tuple(range(1, prompt_len + 1)), params, max_tokens=max_tokens, seed=0, beam_width=beam_width)
     request.running = True
     (lead,) = request.sequences
@@ -66,6 +69,34 @@ def test_prompt_becomes_one_chunk_that_samples() -> None:
     (chunk,) = plan.build().chunks
     assert chunk == (lead, 0, 8, 7, True, (), 0)
     assert lead.num_scheduled == 8 and lead.awaited is None
+
+
+def test_logits_reach_back_to_the_first_position_that_is_not_scored() -> None:
+    """In pieces, with one in flight, and again after a preemption from what is known on; nothing is drawn there (known fault 7)."""
+    kv = pool()
+    request = running(kv, prompt_logprobs=0)
+    (lead,) = request.sequences
+    found = []
+
+    def plan(budget: int) -> None:
+        made = builder(kv, budget)
+        assert made.add(request)
+        (chunk,) = made.build().chunks
+        found.append((chunk.start, chunk.logits_from, chunk.sampled_from, chunk.samples))
+
+    plan(3)
+    plan(2)  # the first is in flight
+    request.score_prompt([TokenLogprobs(2, -1.0, 1)] * 3)
+    lead.new_epoch(Status.OPEN)
+    plan(2)
+    plan(2)
+    plan(4)
+    assert found == [(0, 0, 3, False), (3, 3, 5, False), (0, 2, 2, False), (2, 3, 4, False), (4, 4, 7, True)]
+    request.score_prompt([TokenLogprobs(2, -1.0, 1)] * 4)
+    assert request.prompt_scored
+    lead.new_epoch(Status.OPEN)
+    plan(8)
+    assert found[-1] == (0, 7, 7, True)
 
 
 def test_prompt_is_cut_to_the_budget_or_to_the_limit() -> None:

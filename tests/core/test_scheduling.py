@@ -302,6 +302,19 @@ def test_preempted_streams_go_on_where_they_were(preemption: str, new_rig: NewRi
     assert last.finished and last.num_preemptions == victim.num_preemptions and last.num_cached_tokens == 0
 
 
+def test_who_does_not_read_the_cache_is_given_none_of_it(new_rig: NewRig) -> None:
+    """An allocator that finds cached tokens all the same is told so: positions would have no log probabilities (known fault 7)."""
+    rig = new_rig(Simple)
+    opens = rig.kv.open
+    rig.kv.open = lambda sequence: opens(sequence) or 4  # type: ignore[method-assign]
+    rig.add(8, prompt_logprobs=1, request_id="whole")
+    with pytest.raises(
+        PluginContractError, match="PagedAllocator found 4 cached tokens for request 'whole', which does not read the cache"
+    ):
+        rig.step()
+    assert rig.kv.usage().filled == rig.kv.usage().held == 0
+
+
 def test_swap_without_room_on_the_host_recomputes(new_rig: NewRig) -> None:
     """All or nothing: what does not fit the host pool is given up and computed again."""
     rig = new_rig(Simple, slots=28, host=4, preemption="swap")

@@ -29,7 +29,10 @@ def _random(count: int, *, tied: bool) -> torch.Tensor:
 @pytest.mark.parametrize("tied", [False, True], ids=["", "many ties"])
 @pytest.mark.parametrize("count", [0, 1, MAX_ROWS, MAX_ROWS + 1, 2 * MAX_ROWS + 40])
 def test_scores_equal_log_softmax_and_a_sort(count: int, tied: bool) -> None:
-    """Values within 1e-5, ranks exact, the likeliest in their order with ties by id; each row has as many as it asks for."""
+    """Values within 1e-5, ranks exact, the likeliest in their order with ties by id; each row has as many as it asks for.
+
+    No more than MAX_ROWS rows are looked at at once (fault 54).
+    """
     logits = _random(count, tied=tied)
     targets = torch.randint(VOCAB, (count,))
     num_top = np.array([(0, 1, 5, VOCAB)[i % 4] for i in range(count)], dtype=np.int64)
