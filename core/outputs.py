@@ -52,7 +52,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first token; with a stream, on the first piece
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """None for the first token. On the first piece of a stream. As far as it came, where the request ended before its first token."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV was found in a prefix cache
     num_preemptions: int = 0

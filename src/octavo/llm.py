@@ -89,6 +89,10 @@ class LLM:
         Inside, prompts that begin alike are sent together, long ones first.
         `class` (given as `**{"class": "batch"}`, or in a prompt's mapping) names the class whose limits apply. A prompt that cannot be
         served is a RequestError that says which; then nothing was run. Without params: temperature 1 and 16 tokens.
+
+        With `logprobs = k`, each output has in `logprobs` one dict a token: by id, the token itself first, then the k likeliest ones, each
+        a `Logprob` (its log probability in the model's own distribution, its rank, its text); and in `cumulative_logprob` their sum. With
+        `prompt_logprobs = k`, the answer has the same of the prompt, None for its first token. Asking changes no token.
         """
         ready = _each(_as_list(prompts), self._prompts.prompt, "prompt")
         params = _params_for_each(sampling_params, len(ready), default=SamplingParams())

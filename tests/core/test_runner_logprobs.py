@@ -12,9 +12,11 @@ import torch
 
 from octavo.core import scoring
 from octavo.core.errors import RequestError
+from octavo.core.execution import StepResult
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.model import Attend, Model
 from octavo.core.request import Request, Sequence
+from octavo.core.torch_runner import TorchHandle
 from tests.core.test_torch_runner import Pieces, Wrapped
 from tests.logprobs import check_entries, reference_logits
 from tests.models import PROMPTS
@@ -39,8 +41,8 @@ def check(rig: TensorRig, request: Request) -> None:
 def add_all(rig: TensorRig, **params: Any) -> list[Request]:
     """Requests that ask for everything, for one thing and for nothing."""
     return [
+        rig.add(PROMPTS[2], 12, n=3, prompt_logprobs=0, logprobs=0, **SAMPLED),  # three draws of one row, and others behind it
         rig.add(PROMPTS[5], 6, prompt_logprobs=3, logprobs=2),
-        rig.add(PROMPTS[2], 12, n=3, prompt_logprobs=0, logprobs=0, **SAMPLED),
         rig.add(PROMPTS[1], 12),
         rig.add(PROMPTS[4], 10, prompt_logprobs=1, **SAMPLED),
         rig.add(PROMPTS[0], 9, prompt_logprobs=1, logprobs=5, **params),
@@ -93,8 +95,11 @@ def test_preemption_and_failed_steps_lose_nothing(preemption: str, depth: int) -
 
 
 @pytest.mark.parametrize("params", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_accepted_drafts_are_scored(params: dict[str, Any]) -> None:
+def test_accepted_drafts_are_scored(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """So many as are accepted and the one after them, each by the row of logits before it."""
+    results: list[StepResult] = []
+    result = TorchHandle.result
+    monkeypatch.setattr(TorchHandle, "result", lambda self: (results.append(result(self)), results[-1])[1])
     answers: dict[tuple[int, ...], list[int]] = {}
 
     def propose(sequence: Sequence) -> list[int]:
@@ -107,6 +112,7 @@ def test_accepted_drafts_are_scored(params: dict[str, Any]) -> None:
     rig.finish()
     assert any(chunk.drafts and chunk.logits_from < chunk.sampled_from for plan in rig.plans for chunk in plan.chunks)
     assert len(rig.plans) < 15
+    assert all(len(scored) == len(step.tokens[index]) for step in results for index, scored in step.logprobs.items())
     for request in requests:
         check(rig, request)
 
@@ -114,9 +120,10 @@ def test_accepted_drafts_are_scored(params: dict[str, Any]) -> None:
 def test_beams_have_the_log_probabilities_of_their_prompt_alone() -> None:
     """The prompt is computed once, as anybody's; those of the beams' tokens are refused by name."""
     rig = TensorRig(make_kv("paged-4", 256), scheduler=Pieces)
-    request = rig.add(PROMPTS[2], 5, beam_width=2, prompt_logprobs=2)
+    requests = [rig.add(PROMPTS[2], 5, beam_width=2, prompt_logprobs=2), rig.add(PROMPTS[3], 9, logprobs=1)]
     rig.finish()
-    check(rig, request)
+    for request in requests:
+        check(rig, request)
     with pytest.raises(RequestError, match="beam search gives each beam's cumulative_logprob, not its tokens' logprobs") as caught:
         rig.add(PROMPTS[2], 5, beam_width=2, logprobs=1)
     assert caught.value.field == "logprobs"
