@@ -16,15 +16,20 @@ from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate
-from octavo.core.inputs import InputBuilder, StepInputs, num_draws
+from octavo.core.inputs import InputBuilder, StepInputs
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
 from octavo.core.model import Attend, Model
-from octavo.core.plan import BatchPlan, Chunk
-from octavo.core.sampler import Candidates, Sampler
-from octavo.core.sampling_rows import RowRequest, SamplingRows
+from octavo.core.plan import BatchPlan
+from octavo.core.row_requests import all_argmax, chunk_of_row, row_requests
+from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT, Candidates, Sampler
+from octavo.core.sampling_rows import SamplingRows
 
 NO_FINITE_LOGITS = "the model gave no finite logits: its weights or this request's KV hold NaN or infinity"
+ALL_BANNED = (
+    "no token is left to sample: allowed_token_ids, bad_words, logit_bias, logits_processors, a structured output and, before min_tokens, "
+    "the stop tokens together ban all"
+)
 
 
 class TorchRunner(Runner):
@@ -79,7 +84,7 @@ class TorchRunner(Runner):
         ids = inputs.input_ids
         if inputs.input_from is not None:
             ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
-        rows = None if all_argmax(plan.chunks) else SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
+        rows = None if all_argmax(plan.chunks) else SamplingRows.build(row_requests(plan.chunks))
         out = self.model.forward(
             ids,
             inputs.positions,
@@ -92,9 +97,10 @@ class TorchRunner(Runner):
         if rows is None:
             handle.tokens = out
         else:
-            handle.tokens, handle.candidates = self._sampler.sample(out, rows)
+            handle.tokens, handle.candidates, refused = self._sampler.sample(out, rows)
+            handle.errors = {chunk_of_row(plan.chunks, row): error for row, error in refused.items()}
         if inputs.keep_at is not None:
-            self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # -1 is no id to look up in an embedding
+            self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # no id is negative
         handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
 
     def _attend(self, plan: BatchPlan, inputs: StepInputs) -> Attend:
@@ -125,37 +131,6 @@ class TorchRunner(Runner):
         self.tensors.free()
 
 
-def all_argmax(chunks: Seq[Chunk]) -> bool:
-    """Whether every token of the step is simply the likeliest, so that logits need not leave the model."""
-    for chunk in chunks:
-        request = chunk.sequence.request
-        params = request.params
-        if not request.takes_likeliest:
-            return False
-        if params.min_tokens and chunk.logits_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
-            return False
-    return True
-
-
-def row_requests(chunk: Chunk) -> list[RowRequest]:
-    """How to draw from each of the chunk's rows of logits: none, one, or with drafts one more than there are drafts."""
-    sequence, request = chunk.sequence, chunk.sequence.request
-    rows = range(chunk.logits_from, chunk.stop)
-    return [
-        RowRequest(
-            params=request.params,
-            seed=request.seed,
-            sample_index=sequence.sample_index,
-            position=position + 1,
-            num_output=position + 1 - sequence.prompt_len,
-            stop_ids=request.stop_ids,
-            draws=num_draws(chunk) // len(rows),
-            candidates=2 * request.beam_width,
-        )
-        for position in rows
-    ]
-
-
 def _check_finite(tensor: torch.Tensor, what: str, plan: BatchPlan, query_start: torch.Tensor) -> None:
     """Raise EngineError that names the first request whose tokens [T, ...] hold NaN or infinity."""
     finite = tensor.isfinite()
@@ -176,25 +151,28 @@ class TorchHandle:
         self.tokens: torch.Tensor | None = None  # [N] drawn ids
         self.draws: list[int] = []  # [chunks] how many of them are each chunk's
         self.candidates: Candidates | None = None
+        self.errors: dict[int, str] = {}  # of chunks that are known to have no result
         self.seconds: dict[str, float] = {}
         self._plan = plan
         self._clock = clock
 
     def result(self) -> StepResult:
-        """Wait for the device, once, and deal the drawn ids out to the chunks. One without finite logits is an error of its request."""
+        """Wait for the device, once, and deal the drawn ids out to the chunks. A negative one is an error of its request."""
         if self.error is not None:
             raise self.error
         begun = self._clock.now()
         drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
-        candidates, errors = self._candidates(), dict[int, str]()
+        candidates, errors = self._candidates(), dict(self.errors)
         at = 0
         for index, (chunk, count) in enumerate(zip(self._plan.chunks, self.draws, strict=True)):
             mine = drawn[at : at + count]
             at += count
-            if -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
-                errors[index] = NO_FINITE_LOGITS
+            if NOT_FINITE in mine or (index in candidates and math.isnan(candidates[index][0][1])):
+                errors.setdefault(index, NO_FINITE_LOGITS)
+            if NOTHING_LEFT in mine:
+                errors.setdefault(index, ALL_BANNED)
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
         return StepResult(tokens, candidates, errors=errors, seconds=self.seconds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,17 +10,19 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from octavo.core.sampler import Sampler
+from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sampling_rows import RowRequest, SamplingRows
+from octavo.core.sampling_settings import RowSettings
 
 DRAWS = 50_000
 
 
 def _row(*, seed: int = 0, sample_index: int = 0, position: int = 0, num_output: int = 0, **settings: Any) -> RowRequest:
-    row = {name: settings.pop(name) for name in ("stop_ids", "draws", "candidates") if name in settings}
-    params = SamplingParams(**settings)
-    return RowRequest(params=params, seed=seed, sample_index=sample_index, position=position, num_output=num_output, **row)
+    stop_ids = settings.pop("stop_ids", ())
+    row = {name: settings.pop(name) for name in ("draws", "candidates") if name in settings}
+    made = RowSettings.of(SamplingParams(**settings), seed=seed, stop_ids=stop_ids)
+    return RowRequest(made, sample_index, position, num_output, **row)
 
 
 def _sample(logits: torch.Tensor, rows: Sequence[RowRequest], **options: Any) -> list[int]:
@@ -59,13 +60,13 @@ _SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("prefilter", [8, 1024], ids=["prefiltered", "whole"])
+@pytest.mark.parametrize("guess", [16.0, float("inf")], ids=["contenders", "sorted"])
 @pytest.mark.parametrize("settings", _SETTINGS, ids=str)
-def test_draws_follow_the_distribution_of_transformers_warpers(settings: dict[str, Any], prefilter: int) -> None:
+def test_draws_follow_the_distribution_of_transformers_warpers(settings: dict[str, Any], guess: float) -> None:
     """50,000 draws: exactly the kept tokens occur, and their chi-square is within six standard deviations of its mean."""
     logits = _logits(40)
     expected = _expected(logits, settings)[0].double().numpy()
-    drawn = _sample(logits, [_row(**settings, draws=DRAWS)], prefilter=prefilter)
+    drawn = _sample(logits, [_row(**settings, draws=DRAWS)], guess=guess)
     counts = np.bincount(drawn, minlength=40)
     kept = expected > 0
     assert not counts[~kept].any()
@@ -83,14 +84,14 @@ def test_the_prefilter_changes_no_token(vocab: int, settings: dict[str, Any]) ->
     """Whether the likeliest 1,024 decide or the whole vocabulary must, the tokens are those of the exact path."""
     logits = _logits(vocab, rows=8)
     rows = [_row(**settings, seed=i, draws=5) for i in range(8)]
-    assert _sample(logits, rows) == _sample(logits, rows, prefilter=vocab)
+    assert _sample(logits, rows) == _sample(logits, rows, guess=float("inf"))
 
 
 def test_top_k_keeps_all_that_tie_with_the_kth() -> None:
     """As transformers does; also where the tie goes on behind the prefilter."""
     logits = torch.full((1, 3000), -9.0)
     logits[0, [5, 2900, 1500, 70]] = torch.tensor([2.0, 1.0, 1.0, 1.0])
-    for options in ({}, {"prefilter": 3}):
+    for options in ({}, {"guess": float("inf")}):
         drawn = _sample(logits, [_row(top_k=2, draws=2000)], **options)
         assert set(drawn) == {5, 2900, 1500, 70} == set(_expected(logits, {"top_k": 2})[0].nonzero().flatten().tolist())
 
@@ -101,7 +102,7 @@ def test_top_p_keeps_the_lowest_ids_of_a_tie_at_its_edge() -> None:
     logits[0, 1234] = 5.0
     kept = int(_expected(logits, {"top_p": 0.2}).count_nonzero())
     assert 1 < kept < 1000
-    for options in ({}, {"prefilter": 10}):
+    for options in ({}, {"guess": float("inf")}):
         drawn = _sample(logits, [_row(top_p=0.2, draws=20_000)], **options)
         assert set(drawn) == {*range(kept - 1), 1234}
 
@@ -141,7 +142,10 @@ def test_seed_position_and_sample_index_each_change_the_draw(change: dict[str, i
     """Over 64 rows of even logits no two settings give the same tokens; the same setting does."""
     logits = torch.zeros(64, 1000)
     rows = [_row(seed=1, position=10 * i) for i in range(64)]
-    changed = [dataclasses.replace(row, **{name: getattr(row, name) + value for name, value in change.items()}) for row in rows]
+    changed = [
+        _row(**{"seed": 1, "position": 10 * i} | {name: value + 10 * i * (name == "position") for name, value in change.items()})
+        for i in range(64)
+    ]
     assert _sample(logits, rows) == _sample(logits, rows)
     assert sum(a == b for a, b in zip(_sample(logits, rows), _sample(logits, changed), strict=True)) <= 2
 
@@ -181,15 +185,15 @@ def test_stop_ids_do_not_come_before_min_tokens(settings: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.5}, {"top_k": 2}], ids=str)
-@pytest.mark.parametrize("prefilter", [2, 1024])
-def test_a_row_without_a_finite_maximum_is_marked_and_alone(settings: dict[str, Any], prefilter: int) -> None:
-    """All banned, a NaN, or an infinite logit: -1, and the neighbours' tokens are untouched."""
+@pytest.mark.parametrize("guess", [16.0, float("inf")])
+def test_a_row_without_a_finite_maximum_is_marked_and_alone(settings: dict[str, Any], guess: float) -> None:
+    """All banned, a NaN, or an infinite logit: marked as what it is, and the neighbours' tokens are untouched."""
     logits = _logits(6, rows=5)
     logits[1, 2], logits[2, 3] = torch.nan, torch.inf
     rows = [_row(**settings, seed=i) for i in range(5)]
-    rows[3] = dataclasses.replace(rows[3], params=dataclasses.replace(rows[3].params, min_tokens=1), stop_ids=range(6))
-    tokens = _sample(logits, rows, prefilter=prefilter)
-    assert tokens[1:4] == [-1, -1, -1]
+    rows[3] = _row(**settings, seed=3, min_tokens=1, stop_ids=range(6))
+    tokens = _sample(logits, rows, guess=guess)
+    assert tokens[1:4] == [NOT_FINITE, NOT_FINITE, NOTHING_LEFT]
     assert [tokens[0], tokens[4]] == _sample(logits[[0, 4]], [rows[0], rows[4]])
 
 
@@ -198,7 +202,7 @@ def test_candidates_of_beams() -> None:
     logits = _logits(100, rows=3)
     logits[2, [80, 7, 33]] = 20.0
     rows = [_row(temperature=0.0, draws=0, candidates=4), _row(temperature=0.0), _row(temperature=0.0, draws=0, candidates=6)]
-    tokens, candidates = Sampler().sample(logits.clone(), SamplingRows.build(rows))
+    tokens, candidates, _ = Sampler().sample(logits.clone(), SamplingRows.build(rows))
     assert tokens.tolist() == [int(logits[1].argmax())]
     assert candidates is not None
     assert candidates.rows == [0, 2]
@@ -211,7 +215,7 @@ def test_candidates_of_beams() -> None:
 
 def test_more_candidates_than_tokens() -> None:
     """Then all tokens are candidates."""
-    _, candidates = Sampler().sample(_logits(5), SamplingRows.build([_row(draws=0, candidates=8)]))
+    _, candidates, _ = Sampler().sample(_logits(5), SamplingRows.build([_row(draws=0, candidates=8)]))
     assert candidates is not None
     assert sorted(candidates.token_ids[0].tolist()) == [0, 1, 2, 3, 4]
 
@@ -223,24 +227,7 @@ def test_bf16_logits_are_sampled_in_fp32() -> None:
     assert Sampler().sample(logits, SamplingRows.build(rows)).token_ids.tolist() == _sample(logits.float(), rows)
 
 
-@pytest.mark.parametrize(
-    ("other", "plain"),
-    [
-        ({"temperature": 0.0}, True),
-        ({"temperature": 1e-6, "top_p": 0.5, "min_tokens": 3, "num_output": 3, "stop_ids": {1}}, True),
-        ({"temperature": 0.1}, False),
-        ({"temperature": 0.0, "min_tokens": 1, "stop_ids": {1}}, False),
-        ({"temperature": 0.0, "draws": 0, "candidates": 4}, False),
-    ],
-    ids=str,
-)
-def test_all_greedy_says_whether_the_argmax_is_enough(other: dict[str, Any], plain: bool) -> None:
-    """False as soon as one row draws at random, bans a token, or wants candidates."""
-    assert SamplingRows.build([_row(temperature=0.0), _row(**other)]).all_greedy == plain
-
-
-def test_settings_build_without_torch_or_rows() -> None:
-    """A step that samples nothing has no rows."""
+def test_a_step_without_rows() -> None:
+    """A step that samples nothing gives nothing."""
     rows = SamplingRows.build([])
-    assert rows.all_greedy
     assert Sampler().sample(torch.zeros(0, 5), rows).token_ids.shape == (0,)
