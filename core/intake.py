@@ -1,7 +1,7 @@
 """A user's prompt and parameters become a `Request`: what the engine and its model decide is filled in here, once.
 
-The random seed, stop ids, how much of the prompt counts and how long the answer may be. What cannot be served is told by
-`octavo.core.request_checks`. Must not know: schedulers, allocators, torch.
+The random seed, stop ids, bad words as ids, how much of the prompt counts and how long the answer may be. What cannot be served is told
+by `octavo.core.request_checks`. Must not know: schedulers, allocators, torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.text.bad_words import resolve_bad_words
 from octavo.core.text.stopping import resolve_stop_ids
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def make_request(
         max_tokens=engine.max_model_len - len(prompt) if params.max_tokens is None else params.max_tokens,
         seed=params.seed if params.seed is not None else _mix(engine.seed, order),
         stop_ids=resolve_stop_ids(params, eos_token_ids=engine.eos_token_ids, vocab_size=engine.vocab_size),
+        bad_words=resolve_bad_words(params.bad_words, tokenizer=engine.tokenizer, vocab_size=engine.vocab_size),
         arrival=arrival,
         deadline=None if params.timeout_s is None else arrival + params.timeout_s,
         order=order,

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_settings import RowSettings
 
 if TYPE_CHECKING:
     from octavo.core.plan import Chunk
     from octavo.core.text.output_text import OutputText
+    from octavo.core.token_counts import TokenCounts
 
 
 class Status(Enum):
@@ -52,6 +54,7 @@ class Sequence:
     finish_reason: str | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error"
     text: OutputText | None = None  # turns ids into text, keeps it, and says when to stop
+    counts: TokenCounts | None = None  # of `output`, where penalties need them
     prompt_len: int = field(init=False)
     max_positions: int = field(init=False)  # positions whose KV is ever written: the last token's is not
 
@@ -116,6 +119,7 @@ class Request:
     max_tokens: int
     seed: int
     stop_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of the params' texts
     arrival: float = 0.0
     deadline: float | None = None  # when it is ended with what it has, on the engine's clock
     order: int = 0
@@ -139,6 +143,7 @@ class Request:
     width: int = field(init=False)  # sequences it may have at once
     reads_output: bool = field(init=False)  # see SamplingParams
     prompt_scored: bool = field(init=False)  # all log probabilities of its prompt that are wanted are there
+    sampling: RowSettings = field(init=False)  # how its tokens are drawn
     takes_likeliest: bool = field(init=False)  # each token is the argmax of the model's own logits, which nobody wants to see
 
     def __post_init__(self) -> None:
@@ -146,6 +151,7 @@ class Request:
         self.reads_output = self.params.reads_output
         self.takes_likeliest = self.params.takes_likeliest and not self.beam_width
         self.prompt_scored = self.params.prompt_logprobs is None or len(self.prompt) == 1
+        self.sampling = RowSettings.of(self.params, seed=self.seed, stop_ids=self.stop_ids, bad_words=self.bad_words)
         self.sequences.append(Sequence(f"{self.id}/0", self))
 
     @property

@@ -17,18 +17,23 @@ from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate
-from octavo.core.inputs import InputBuilder, Ints, StepInputs, num_draws
+from octavo.core.inputs import InputBuilder, Ints, StepInputs
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.model import Attend, Model
-from octavo.core.plan import BatchPlan, Chunk
-from octavo.core.sampler import Candidates, Sampler
-from octavo.core.sampling_rows import RowRequest, SamplingRows
+from octavo.core.plan import BatchPlan
+from octavo.core.row_requests import all_argmax, chunk_of_row, row_requests
+from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT, Candidates, Sampler
+from octavo.core.sampling_rows import SamplingRows
 from octavo.core.scored_rows import ScoredRows, scored_draws, scored_prompts
 from octavo.core.scoring import Scores, score_rows
 
 NO_FINITE_LOGITS = "the model gave no finite logits: its weights or this request's KV hold NaN or infinity"
+ALL_BANNED = (
+    "no token is left to sample: allowed_token_ids, bad_words, logit_bias, logits_processors, a structured output and, before min_tokens, "
+    "the stop tokens together ban all"
+)
 
 
 class TorchRunner(Runner):
@@ -83,7 +88,7 @@ class TorchRunner(Runner):
         ids = inputs.input_ids
         if inputs.input_from is not None:
             ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
-        rows = None if all_argmax(plan.chunks) else SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
+        rows = None if all_argmax(plan.chunks) else SamplingRows.build(row_requests(plan.chunks))
         model, prompts = self.model, inputs.prompts
         wanted = inputs.logit_rows if prompts is None else torch.cat((inputs.logit_rows, prompts.rows))
         hidden = model.forward(ids, inputs.positions, self._attend(plan, inputs), rows=wanted)
@@ -96,16 +101,17 @@ class TorchRunner(Runner):
         else:
             scored = scored_draws(plan.chunks, inputs.draws)
             raw = None if scored is None else out[self._tensor(scored.rows)]  # a copy: the sampler writes into its logits
-            handle.tokens, handle.candidates = self._sampler.sample(out, rows)
+            handle.tokens, handle.candidates, refused = self._sampler.sample(out, rows)
+            handle.errors = {chunk_of_row(plan.chunks, row): error for row, error in refused.items()}
             if scored is not None and raw is not None:
-                ids = handle.tokens[self._tensor(scored.draws)].clamp(min=0)  # -1: an error, told by the handle
+                ids = handle.tokens[self._tensor(scored.draws)].clamp(min=0)  # below 0: an error, told by the handle
                 handle.drawn = scored, score_rows(raw.__getitem__, ids, scored.num_top)
         if prompts is not None:
             scored_from = hidden[len(inputs.logit_rows) :]
             of_prompts = scored_prompts(plan.chunks)
             handle.prompts = of_prompts, score_rows(lambda part: model.logits(scored_from[part]), prompts.targets, of_prompts.num_top)
         if inputs.keep_at is not None:
-            self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # -1 is no id to look up in an embedding
+            self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # no id is negative
         handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
 
     def _tensor(self, array: Ints) -> torch.Tensor:
@@ -139,37 +145,6 @@ class TorchRunner(Runner):
         self.tensors.free()
 
 
-def all_argmax(chunks: Seq[Chunk]) -> bool:
-    """Whether every token of the step is simply the likeliest, so that logits need not leave the model."""
-    for chunk in chunks:
-        request = chunk.sequence.request
-        params = request.params
-        if not request.takes_likeliest:
-            return False
-        if params.min_tokens and chunk.sampled_from + 1 - chunk.sequence.prompt_len < params.min_tokens:
-            return False
-    return True
-
-
-def row_requests(chunk: Chunk) -> list[RowRequest]:
-    """How to draw from each of the rows behind which it samples: none, one, or with drafts one more than there are drafts."""
-    sequence, request = chunk.sequence, chunk.sequence.request
-    rows = range(chunk.sampled_from, chunk.stop)
-    return [
-        RowRequest(
-            params=request.params,
-            seed=request.seed,
-            sample_index=sequence.sample_index,
-            position=position + 1,
-            num_output=position + 1 - sequence.prompt_len,
-            stop_ids=request.stop_ids,
-            draws=num_draws(chunk) // len(rows),
-            candidates=2 * request.beam_width,
-        )
-        for position in rows
-    ]
-
-
 def _check_finite(tensor: torch.Tensor, what: str, plan: BatchPlan, query_start: torch.Tensor) -> None:
     """Raise EngineError that names the first request whose tokens [T, ...] hold NaN or infinity."""
     finite = tensor.isfinite()
@@ -192,26 +167,29 @@ class TorchHandle:
         self.candidates: Candidates | None = None
         self.drawn: tuple[ScoredRows, Scores] | None = None  # of draws whose log probabilities are asked for
         self.prompts: tuple[ScoredRows, Scores] | None = None
+        self.errors: dict[int, str] = {}  # of chunks that are known to have no result
         self.seconds: dict[str, float] = {}
         self._plan = plan
         self._clock = clock
 
     def result(self) -> StepResult:
-        """Wait for the device, once, and deal the drawn ids out to the chunks. One without finite logits is an error of its request."""
+        """Wait for the device, once, and deal the drawn ids out to the chunks. A negative one is an error of its request."""
         if self.error is not None:
             raise self.error
         begun = self._clock.now()
         drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
-        candidates, errors = self._candidates(), dict[int, str]()
+        candidates, errors = self._candidates(), dict(self.errors)
         logprobs, prompt_logprobs = _deal(self.drawn), _deal(self.prompts)
         at = 0
         for index, (chunk, count) in enumerate(zip(self._plan.chunks, self.draws, strict=True)):
             mine = drawn[at : at + count]
             at += count
-            if -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
-                errors[index] = NO_FINITE_LOGITS
+            if NOT_FINITE in mine or (index in candidates and math.isnan(candidates[index][0][1])):
+                errors.setdefault(index, NO_FINITE_LOGITS)
+            if NOTHING_LEFT in mine:
+                errors.setdefault(index, ALL_BANNED)
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
             if chunk.drafts and index in logprobs:
                 del logprobs[index][len(tokens[-1]) :]

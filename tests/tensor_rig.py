@@ -28,6 +28,7 @@ from octavo.core.sampler import Sampler
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sampling_rows import RowRequest, SamplingRows
 from octavo.core.scheduling import Scheduler
+from octavo.core.token_counts import TokenCounts
 from octavo.core.torch_runner import TorchRunner
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
@@ -164,8 +165,9 @@ def decode(folder: Path, request: Request, sample_index: int = 0) -> list[int]:
     output: list[int] = []
     while len(output) < request.max_tokens:
         prefix = (*request.prompt, *output)
+        counts = TokenCounts(request.prompt).follow(list(output))
         row = RowRequest(
-            params=request.params, seed=request.seed, sample_index=sample_index, position=len(prefix), num_output=len(output), draws=1
+            request.sampling, sample_index, len(prefix), len(output), prompt=request.prompt, output=list(output), counts=counts
         )
         sampled = Sampler().sample(logits_after(folder, prefix).clone()[None], SamplingRows.build([row]))
         output.append(int(sampled.token_ids[0]))

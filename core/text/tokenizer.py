@@ -69,12 +69,12 @@ class Tokenizer:
             chat_templates=_chat_templates(path, config),
         )
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Token ids; `add_special_tokens`: with BOS and the like, where the tokenizer has them. NUL is a character like others.
 
-        Raises RequestError: not a string, or one that holds half a surrogate pair.
+        Raises RequestError, `field` the parameter to blame: not a string, or one that holds half a surrogate pair.
         """
-        return self._encode(text, add_special_tokens=add_special_tokens, field="prompt")
+        return self._encode(text, add_special_tokens=add_special_tokens, field=field)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
