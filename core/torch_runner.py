@@ -13,10 +13,10 @@ from collections.abc import Sequence as Seq
 import torch
 
 from octavo.core.attention import Kernel
+from octavo.core.beam_search import Candidate
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
-from octavo.core.forks import Candidate
 from octavo.core.inputs import InputBuilder, Ints, StepInputs, num_draws
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
@@ -164,7 +164,7 @@ def row_requests(chunk: Chunk) -> list[RowRequest]:
             num_output=position + 1 - sequence.prompt_len,
             stop_ids=request.stop_ids,
             draws=num_draws(chunk) // len(rows),
-            candidates=2 * request.beam_width,
+            candidates=request.num_candidates,
         )
         for position in rows
     ]

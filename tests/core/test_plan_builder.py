@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.descriptors import PoolShape
 from octavo.core.errors import PluginContractError
 from octavo.core.forks import split
@@ -21,7 +22,14 @@ def pool(slots: int = 64, block_size: int = 4) -> Allocator:
 def running(kv: Allocator, prompt_len: int = 8, max_tokens: int = 8, *, n: int = 1, beam_width: int = 0, name: str = "r") -> Request:
     """A request that was admitted and has computed nothing."""
     params = SamplingParams(n=n, max_tokens=max_tokens)
-    request = Request(name, tuple(range(1, prompt_len + 1)), params, max_tokens=max_tokens, seed=0, beam_width=beam_width)
+    request = Request(
+        name,
+        tuple(range(1, prompt_len + 1)),
+        params,
+        max_tokens=max_tokens,
+        seed=0,
+        beams=BeamSearchParams(beam_width) if beam_width else None,
+    )
     request.running = True
     (lead,) = request.sequences
     kv.open(lead)
