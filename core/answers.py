@@ -73,7 +73,7 @@ class Answers:
 
     def complete(self, request: Request, *, finished_at: float) -> RequestOutput:
         """The whole answer of a request that is over. It is handed out, or with a stream marks the last piece."""
-        if request.beam_width and self._tokenizer is not None:
+        if request.beam_width:
             for sequence in request.finished:
                 self.begin(sequence)
                 if sequence.text is not None:

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from octavo.core.answers import Answers
+from octavo.core.beam_search import Rows, advance_beams
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.errors import EngineStuckError, OutOfMemoryError, PluginContractError
 from octavo.core.execution import Handle, Runner, StepResult
-from octavo.core.forks import Candidate, advance_beams, split
+from octavo.core.forks import split
 from octavo.core.intake import make_request
 from octavo.core.kv import Allocator
 from octavo.core.logprobs import TokenLogprobs
@@ -99,14 +101,13 @@ class Engine:
     def add_request(
         self,
         prompt: Seq[int],
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         request_id: str | None = None,
         prompt_text: str | None = None,
         priority: int | None = None,
         class_name: str = "default",
         user: str = "",
-        beam_width: int = 0,
         stream: bool = False,
     ) -> Request:
         """Take a request of token ids; it waits for the scheduler. Raises RequestError, and then nothing has changed.
@@ -124,11 +125,10 @@ class Engine:
             priority=priority,
             class_name=class_name,
             user=user,
-            beam_width=beam_width,
             stream=stream,
         )
         check_request(request, self)
-        if not beam_width:
+        if not request.beam_width:
             self.answers.begin(request.sequences[0])
         self.scheduler.add(request)
         self.requests[request.id] = request
@@ -235,7 +235,7 @@ class Engine:
 
     def _apply(self, flight: Flight, result: StepResult) -> None:
         """Bring a step's result into the sequences: append, count, commit, and end or split those whose turn it is."""
-        kv, commit, beams = self.kv, self.kv.commit, dict[Request, list[tuple[Sequence, list[Candidate]]]]()
+        kv, commit, beams = self.kv, self.kv.commit, dict[Request, Rows]()
         for index, (chunk, tokens) in enumerate(zip(flight.plan.chunks, result.tokens, strict=True)):
             sequence = chunk.sequence
             if chunk.epoch != sequence.epoch:
@@ -244,6 +244,7 @@ class Engine:
             if sequence.awaited is chunk:
                 sequence.awaited = None
             if index in result.errors:
+                beams.pop(request, None)
                 self._end(request, "error", result.errors[index])
                 continue
             computed = chunk.start + chunk.length
@@ -265,8 +266,10 @@ class Engine:
             elif joint and chunk.samples:
                 self._split(sequence, tokens, scored)
         for request, rows in beams.items():
+            if request.first_token is None:
+                request.first_token = self.clock.now()
             if advance_beams(kv, request, rows, drop=self._drop):
-                self._end(request, None)
+                self._complete(request)
 
     def _append(self, sequence: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> str | None:
         """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
@@ -305,12 +308,10 @@ class Engine:
         if not request.sequences:
             self._complete(request)
 
-    def _end(self, request: Request, reason: str | None, error: str | None = None) -> None:
-        """End all that is left of a request (aborted, failed, or its search is over); its KV goes back at once."""
+    def _end(self, request: Request, reason: str, error: str | None = None) -> None:
+        """End all that is left of a request, aborted or failed; its KV goes back at once."""
         for sequence in list(request.sequences):
             self._drop(sequence)
-            if reason is None:
-                continue
             sequence.finish_reason, sequence.error = reason, error
             request.finished.append(sequence)
             self.answers.cut_short(sequence, reason)

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo.core.forks import Candidate
+from octavo.core.beam_search import Candidate
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.plan import BatchPlan
 
@@ -19,7 +19,7 @@ class StepResult:
     tokens: Seq[Seq[int]]
     """Sampled ids of each chunk: none, one, accepted drafts and one more, or the first tokens of all n samples."""
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
-    """For chunks of beams, by index: the best 2 x beam_width tokens with their log probabilities."""
+    """For chunks of beams, by index: the likeliest `Request.num_candidates` tokens at least, with their log probabilities."""
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """For chunks whose requests ask, by index: one for each of `tokens`."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

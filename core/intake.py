@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.bad_words import resolve_bad_words
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def make_request(
     engine: Engine,
     prompt: Seq[int],
-    params: SamplingParams,
+    params: SamplingParams | BeamSearchParams,
     *,
     order: int,
     request_id: str | None,
@@ -30,10 +31,11 @@ def make_request(
     priority: int | None,
     class_name: str,
     user: str,
-    beam_width: int,
     stream: bool,
 ) -> Request:
     """`order` is the running number of the request. Raises RequestError."""
+    beams = params if isinstance(params, BeamSearchParams) else None
+    params = params.sampling if isinstance(params, BeamSearchParams) else params
     prompt = _truncated(prompt, params, engine.max_model_len)
     arrival = engine.clock.now()
     return Request(
@@ -50,7 +52,7 @@ def make_request(
         priority=params.priority if priority is None else priority,
         class_name=class_name,
         user=user,
-        beam_width=beam_width,
+        beams=beams,
         stream=stream,
         prompt_text=prompt_text,
     )

@@ -28,6 +28,13 @@ class KVUsage:
     cached: int  # nobody's, kept for reuse, evictable
     free: int
     host: int = 0  # host slots holding suspended sequences; not part of the sum
+    saved: int = 0  # more slots that live sequences would hold if none were shared; not part of the sum
+
+    @property
+    def share_saved(self) -> float:
+        """Of the slots that live sequences would hold if none were shared, the share that sharing saves."""
+        held = self.filled + self.held
+        return self.saved / (held + self.saved) if self.saved else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from octavo.core.beam_search import rank_of
 from octavo.core.kv import BlockEvent, KVStats, KVUsage
 from octavo.core.logprobs import Logprob, readable
 from octavo.core.plan import BatchPlan
@@ -21,6 +22,7 @@ class CompletionOutput:
     finish_reason: str | None = None  # "stop", "length", "abort", "timeout" or "error"; None: goes on
     stop_reason: int | str | None = None  # the stop id or stop string that was met; None for EOS
     cumulative_logprob: float | None = None  # sum of the tokens' log probabilities: of beams, and where logprobs were asked for
+    score: float | None = None  # of beams: what they are ranked by, the same divided by length ** length_penalty
     logprobs: list[dict[int, Logprob]] | None = None  # of each token: its own and the likeliest ones', by id
     error: str | None = None  # what went wrong, where finish_reason is "error"
 
@@ -110,9 +112,9 @@ def _stop_reason(sequence: Sequence) -> int | str | None:
 
 def completed(request: Request, *, finished_at: float, decode: Decode) -> RequestOutput:
     """The whole answer of a request that is over: samples in their order, of `best_of` the best, beams from the best."""
-    params, sequences = request.params, request.finished
+    params, beams, sequences = request.params, request.beams, request.finished
     if request.beam_width:
-        sequences = sorted(sequences, key=lambda s: (-s.score, s.output))[: request.beam_width]
+        sequences = sorted(sequences, key=rank_of)[: request.beam_width]
     elif params.width > params.n:
         sequences = sorted(sequences, key=lambda s: (-s.score, s.sample_index))[: params.n]
     else:
@@ -125,6 +127,7 @@ def completed(request: Request, *, finished_at: float, decode: Decode) -> Reques
             sequence.finish_reason,
             _stop_reason(sequence),
             cumulative_logprob=sequence.score if request.beam_width or params.num_logprobs is not None else None,
+            score=None if beams is None else beams.score(sequence.score, len(sequence.output)),
             logprobs=None if params.logprobs is None else [readable(entry, decode) for entry in sequence.logprobs],
             error=sequence.error,
         )

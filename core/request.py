@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sampling_settings import RowSettings
@@ -126,7 +127,7 @@ class Request:
     priority: int = 0
     class_name: str = "default"
     user: str = ""
-    beam_width: int = 0
+    beams: BeamSearchParams | None = None  # how it searches, instead of sampling
     stream: bool = False
     prompt_text: str | None = None
     rank: tuple[float, int] = (0.0, 0)
@@ -140,6 +141,7 @@ class Request:
     num_preemptions: int = 0
     first_scheduled: float | None = None
     first_token: float | None = None
+    beam_width: int = field(init=False)  # 0: no search
     width: int = field(init=False)  # sequences it may have at once
     reads_output: bool = field(init=False)  # see SamplingParams
     prompt_scored: bool = field(init=False)  # all log probabilities of its prompt that are wanted are there
@@ -147,6 +149,7 @@ class Request:
     takes_likeliest: bool = field(init=False)  # each token is the argmax of the model's own logits, which nobody wants to see
 
     def __post_init__(self) -> None:
+        self.beam_width = self.beams.beam_width if self.beams is not None else 0
         self.width = max(self.params.width, self.beam_width)
         self.reads_output = self.params.reads_output
         self.takes_likeliest = self.params.takes_likeliest and not self.beam_width
@@ -178,6 +181,11 @@ class Request:
     def samples_jointly(self) -> bool:
         """Its next tokens concern all its sequences: beams always, n samples until they have parted."""
         return bool(self.beam_width) or (self.width > 1 and not self.forked)
+
+    @property
+    def num_candidates(self) -> int:
+        """Likeliest tokens that its search must see of each beam: `beam_width` that go on, after as many as may end."""
+        return self.beam_width + len(self.stop_ids) if self.beam_width else 0
 
     @property
     def runnable(self) -> list[Sequence]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.core.errors import RequestError
+from octavo.core.parameters import LARGEST
 from octavo.core.request import Request
-from octavo.core.sampling_params import LARGEST
 
 if TYPE_CHECKING:
     from octavo.core.engine import Engine
@@ -39,10 +39,6 @@ def check_request(request: Request, engine: Engine) -> None:
             raise RequestError(f"{field} is {value}, but only {request.max_tokens} tokens fit the context", field=field)
     if request.params.min_tokens and len(request.stop_ids) >= engine.vocab_size:
         raise RequestError("every token is a stop token, and min_tokens bans them all: nothing could be sampled", field="min_tokens")
-    if request.beam_width and request.params.width > 1:
-        raise RequestError(f"beam search returns its beams: it takes n = 1, not {request.params.width}", field="n")
-    if request.beam_width and request.params.logprobs is not None:
-        raise RequestError("beam search gives each beam's cumulative_logprob, not its tokens' logprobs: leave them out", field="logprobs")
     if request.stream and request.params.width > request.params.n:
         raise RequestError("best_of above n is known at the end alone: it cannot be streamed", field="best_of")
     engine.scheduler.check(request)

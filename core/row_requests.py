@@ -51,7 +51,7 @@ def _rows(chunk: Chunk) -> Iterator[RowRequest]:
             position + 1,
             position + 1 - sequence.prompt_len,
             num_draws(chunk) // len(positions),
-            2 * request.beam_width,
+            request.num_candidates,
             request.prompt,
             sequence.output,
             _counts(sequence) if settings.penalised else None,

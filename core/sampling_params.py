@@ -9,42 +9,30 @@ Must not know: torch, the tokenizer, the model (`validate_for` gets the one numb
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, ValidationError, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from octavo.core.errors import RequestError
+from octavo.core.parameters import LARGEST, STRICT, Count, Length, TokenId, allowed, list_as_tuple, refuse, spec
 from octavo.core.structured_outputs import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5  # so small a temperature would only turn logits into inf: the likeliest token wins long before
-LARGEST = 2**31 - 1  # every count and id fits an int32 tensor
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 256  # characters; the two bounds keep the search after each token cheap, whatever a client sends
 MAX_LOGPROBS = 1000  # of one token; each becomes Python objects
 
 
-def _spec(description: str, allowed: str, **bounds: Any) -> Any:
-    """A field's documentation and bounds. `allowed` says in words what `bounds` and the type check."""
-    return Field(description=description, json_schema_extra={"allowed": allowed}, **bounds)
-
-
-def _list_as_tuple(value: object) -> object:
-    """JSON has lists, a hashable object needs tuples; whatever else it may be is left for the type check to refuse."""
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _none_as_empty(value: object) -> object:
-    return () if value is None else _list_as_tuple(value)
+    return () if value is None else list_as_tuple(value)
 
 
 def _stop_as_tuple(value: object) -> object:
     if value is None:
         return ()
-    return (value,) if isinstance(value, str) else _list_as_tuple(value)
+    return (value,) if isinstance(value, str) else list_as_tuple(value)
 
 
 def _bias_as_pairs(value: object) -> object:
@@ -52,7 +40,7 @@ def _bias_as_pairs(value: object) -> object:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
-        return _list_as_tuple(value)
+        return list_as_tuple(value)
     pairs = ((int(key) if isinstance(key, str) and key.isdecimal() else key, bias) for key, bias in value.items())
     return tuple(sorted(pairs, key=lambda pair: (not isinstance(pair[0], int), str(pair[0]) if not isinstance(pair[0], int) else pair[0])))
 
@@ -66,55 +54,52 @@ def _minus_one_as_zero(value: object) -> object:
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-TokenId = Annotated[int, Field(ge=0, le=LARGEST)]
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-Length = Annotated[int, Field(ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 LogitsProcessor = Annotated[Callable[..., Any], WithJsonSchema({"description": "a Python function"})]
 """(output ids, logits [V]) -> logits [V], or with three parameters (prompt ids, output ids, logits); a torch tensor, fp32."""
 
 
-@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
+@dataclass(frozen=True, slots=True, config=STRICT)
 class SamplingParams:
     """Frozen, hashable, picklable; `dataclasses.replace` makes a changed copy and checks it again.
 
     Raises RequestError, its `field` the name of the parameter to blame.
     """
 
-    n: Annotated[int, _spec("Outputs to sample from the one prompt.", "a whole number from 1 to 64", ge=1, le=64)] = 1
+    n: Annotated[int, spec("Outputs to sample from the one prompt.", "a whole number from 1 to 64", ge=1, le=64)] = 1
     temperature: Annotated[
         float,
-        _spec(
+        spec(
             f"Divides the logits; below {GREEDY_BELOW} the likeliest token is taken (greedy).", "a number from 0 to 1,000,000", ge=0, le=1e6
         ),
     ] = 1.0
     top_p: Annotated[
-        float, _spec("Keep the likeliest tokens that together have this probability; 1: off.", "a number above 0, at most 1", gt=0, le=1)
+        float, spec("Keep the likeliest tokens that together have this probability; 1: off.", "a number above 0, at most 1", gt=0, le=1)
     ] = 1.0
     top_k: Annotated[
-        Count, BeforeValidator(_minus_one_as_zero), _spec("Keep the k likeliest tokens; 0 or -1: off.", "a whole number, -1 or above")
+        Count, BeforeValidator(_minus_one_as_zero), spec("Keep the k likeliest tokens; 0 or -1: off.", "a whole number, -1 or above")
     ] = 0
     min_p: Annotated[
-        float, _spec("Drop tokens less probable than this fraction of the likeliest one's; 0: off.", "a number from 0 to 1", ge=0, le=1)
+        float, spec("Drop tokens less probable than this fraction of the likeliest one's; 0: off.", "a number from 0 to 1", ge=0, le=1)
     ] = 0.0
     best_of: Annotated[
         Annotated[int, Field(ge=1, le=64)] | None,
-        _spec(
+        spec(
             "Outputs to sample, of which the n with the highest cumulative logprob are given; None: n.",
             "a whole number from n to 64, or None",
         ),
     ] = None
     presence_penalty: Annotated[
-        float, _spec("Subtracted from the logit of every token that the output holds.", "a number from -2 to 2", ge=-2, le=2)
+        float, spec("Subtracted from the logit of every token that the output holds.", "a number from -2 to 2", ge=-2, le=2)
     ] = 0.0
     frequency_penalty: Annotated[
         float,
-        _spec("Subtracted from a token's logit for each time that the output holds it.", "a number from -2 to 2", ge=-2, le=2),
+        spec("Subtracted from a token's logit for each time that the output holds it.", "a number from -2 to 2", ge=-2, le=2),
     ] = 0.0
     repetition_penalty: Annotated[
         float,
-        _spec(
+        spec(
             "Divides the logit of every token in prompt or output where it is positive, multiplies it where it is negative; 1: off.",
             "a number above 0, at most 100",
             gt=0,
@@ -122,12 +107,12 @@ class SamplingParams:
         ),
     ] = 1.0
     seed: Annotated[
-        Seed | None, _spec("Makes this request's samples repeatable; None: the engine picks one.", "a whole number of 64 bits, or None")
+        Seed | None, spec("Makes this request's samples repeatable; None: the engine picks one.", "a whole number of 64 bits, or None")
     ] = None
     stop: Annotated[
         tuple[StopString, ...],
         BeforeValidator(_stop_as_tuple),
-        _spec(
+        spec(
             "Strings that end the output; the text is cut where the first one to be completed begins.",
             f"a string or a list of up to {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_LENGTH} characters",
             max_length=MAX_STOP_STRINGS,
@@ -135,30 +120,30 @@ class SamplingParams:
     ] = ()
     stop_token_ids: Annotated[
         tuple[TokenId, ...],
-        BeforeValidator(_list_as_tuple),
-        _spec("Token ids that end the output, besides the model's EOS ids.", "a list of token ids of the model's vocabulary"),
+        BeforeValidator(list_as_tuple),
+        spec("Token ids that end the output, besides the model's EOS ids.", "a list of token ids of the model's vocabulary"),
     ] = ()
-    include_stop_str_in_output: Annotated[
-        bool, _spec("Keep the stop string, or the stop token's text, in the output.", "True or False")
-    ] = False
-    ignore_eos: Annotated[bool, _spec("Go on after an EOS token.", "True or False")] = False
+    include_stop_str_in_output: Annotated[bool, spec("Keep the stop string, or the stop token's text, in the output.", "True or False")] = (
+        False
+    )
+    ignore_eos: Annotated[bool, spec("Go on after an EOS token.", "True or False")] = False
     max_tokens: Annotated[
-        Length | None, _spec("Most tokens of one output; None: the rest of the context.", "a whole number, 1 or above, or None")
+        Length | None, spec("Most tokens of one output; None: the rest of the context.", "a whole number, 1 or above, or None")
     ] = 16
     min_tokens: Annotated[
         Count,
-        _spec("Tokens that come before a stop token or stop string may end the output.", "a whole number from 0 to max_tokens"),
+        spec("Tokens that come before a stop token or stop string may end the output.", "a whole number from 0 to max_tokens"),
     ] = 0
     logprobs: Annotated[
         Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
-        _spec(
+        spec(
             "Give each output token's log probability and those of so many likeliest tokens, of the model's own distribution; None: off.",
             f"a whole number from 0 to {MAX_LOGPROBS:,}, or None",
         ),
     ] = None
     prompt_logprobs: Annotated[
         Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
-        _spec(
+        spec(
             "The same of the prompt's tokens, the first excepted; such a request doesn't read the prefix cache.",
             f"a whole number from 0 to {MAX_LOGPROBS:,}, or None",
         ),
@@ -166,17 +151,17 @@ class SamplingParams:
     logit_bias: Annotated[
         tuple[tuple[TokenId, Bias], ...],
         BeforeValidator(_bias_as_pairs),
-        _spec("Added to the logits of these tokens; -100 as good as bans one.", "a mapping of token ids to numbers from -100 to 100"),
+        spec("Added to the logits of these tokens; -100 as good as bans one.", "a mapping of token ids to numbers from -100 to 100"),
     ] = ()
     allowed_token_ids: Annotated[
         tuple[TokenId, ...],
         BeforeValidator(_none_as_empty),
-        _spec("If not empty, no other token is ever chosen.", "a list of token ids of the model's vocabulary"),
+        spec("If not empty, no other token is ever chosen.", "a list of token ids of the model's vocabulary"),
     ] = ()
     bad_words: Annotated[
         tuple[StopString, ...],
         BeforeValidator(_none_as_empty),
-        _spec(
+        spec(
             "Texts that may not be generated: the last token of what would complete one is banned.",
             f"a list of up to {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_LENGTH} characters",
             max_length=MAX_STOP_STRINGS,
@@ -185,7 +170,7 @@ class SamplingParams:
     structured_outputs: Annotated[
         StructuredOutputsParams | None,
         BeforeValidator(_structured),
-        _spec(
+        spec(
             "The output must follow a JSON schema, a regular expression, a choice or a grammar; None: off.",
             "StructuredOutputsParams, a mapping of its fields, or None",
         ),
@@ -193,36 +178,34 @@ class SamplingParams:
     logits_processors: Annotated[
         tuple[LogitsProcessor, ...],
         BeforeValidator(_none_as_empty),
-        _spec(
+        spec(
             "Functions (output ids, logits) -> logits, or (prompt ids, output ids, logits) -> logits, called for each token; Python alone.",
             "a list of functions",
         ),
     ] = ()
-    skip_special_tokens: Annotated[bool, _spec("Leave special tokens out of the output text.", "True or False")] = True
+    skip_special_tokens: Annotated[bool, spec("Leave special tokens out of the output text.", "True or False")] = True
     spaces_between_special_tokens: Annotated[
-        bool, _spec("Write a space between special tokens that stand next to each other in the output text.", "True or False")
+        bool, spec("Write a space between special tokens that stand next to each other in the output text.", "True or False")
     ] = True
     truncate_prompt_tokens: Annotated[
         Annotated[int, Field(ge=-1, le=LARGEST)] | None,
-        _spec(
+        spec(
             "Keep only so many of the prompt's last tokens; -1: as many as fit the context with max_tokens; None: off.",
             "a whole number, 1 or above, -1, or None",
         ),
     ] = None
     priority: Annotated[
         Annotated[int, Field(ge=-LARGEST, le=LARGEST)],
-        _spec("Lower is sooner, where the scheduler's order is priority; what the call itself says counts more.", "a whole number"),
+        spec("Lower is sooner, where the scheduler's order is priority; what the call itself says counts more.", "a whole number"),
     ] = 0
     timeout_s: Annotated[
         Annotated[float, Field(gt=0)] | None,
-        _spec(
-            "Seconds after which the request ends with what it has, its finish reason timeout; None: never.", "a number above 0, or None"
-        ),
+        spec("Seconds after which the request ends with what it has, its finish reason timeout; None: never.", "a number above 0, or None"),
     ] = None
-    cache_salt: Annotated[str, _spec("Cached prefixes are shared only among prompts of equal salt.", "a string")] = ""
+    cache_salt: Annotated[str, spec("Cached prefixes are shared only among prompts of equal salt.", "a string")] = ""
     known_output_len: Annotated[
         Length | None,
-        _spec(
+        spec(
             "The output's length, known beforehand where recorded traffic is replayed; needs ignore_eos.",
             "a whole number from 1 to max_tokens, or None",
         ),
@@ -234,7 +217,7 @@ class SamplingParams:
         try:
             params = handler(data)
         except ValidationError as error:
-            _refuse(error.errors(include_url=False)[0])
+            refuse(error.errors(include_url=False)[0], FIELDS, kind="sampling")
         params._check_together()
         return params
 
@@ -250,7 +233,8 @@ class SamplingParams:
                 field=field,
             )
         if self.truncate_prompt_tokens == 0:
-            raise RequestError(f"truncate_prompt_tokens = 0: must be {allowed('truncate_prompt_tokens')}", field="truncate_prompt_tokens")
+            field = "truncate_prompt_tokens"
+            raise RequestError(f"{field} = 0: must be {allowed(FIELDS[field])}", field=field)
         for field in ("min_tokens", "known_output_len"):
             value = getattr(self, field)
             if value is not None and self.max_tokens is not None and value > self.max_tokens:
@@ -296,12 +280,6 @@ class SamplingParams:
 FIELDS: dict[str, FieldInfo] = vars(SamplingParams)["__pydantic_fields__"]
 
 
-def allowed(field: str) -> str:
-    """What a parameter may be, in words: for error messages and the reference."""
-    extra = FIELDS[field].json_schema_extra
-    return str(extra["allowed"]) if isinstance(extra, dict) else ""
-
-
 def validate_for(params: SamplingParams, *, vocab_size: int) -> None:
     """Check what needs the model: `vocab_size` is the number of logits. Raises RequestError."""
     named = {
@@ -317,17 +295,3 @@ def validate_for(params: SamplingParams, *, vocab_size: int) -> None:
         count = getattr(params, field)
         if count is not None and count > vocab_size:
             raise RequestError(f"{field} = {count}: the vocabulary has {vocab_size} tokens", field=field)
-
-
-def _refuse(error: ErrorDetails) -> NoReturn:
-    """Say pydantic's first complaint in our words: which parameter, what it was, what it may be."""
-    first, *inner = error["loc"]
-    field = list(FIELDS)[first] if isinstance(first, int) and first < len(FIELDS) else str(first)
-    if field not in FIELDS:
-        near = get_close_matches(field, FIELDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIELDS)}"
-        raise RequestError(f"unknown sampling parameter {field}: {hint}", field=field)
-    where = field + "".join(f"[{index}]" for index in inner if isinstance(index, int))
-    value = repr(error["input"])
-    shown = value if len(value) <= 60 else f"{value[:57]}..."
-    raise RequestError(f"{where} = {shown}: must be {allowed(field)}", field=field)

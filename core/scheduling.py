@@ -74,16 +74,17 @@ class Scheduler(ABC):
                 field="prompt",
             )
         limits, most = self.options.classes.get(request.class_name), self.options.max_num_seqs
+        width = "beam_width" if request.beam_width else "n"
         if limits is None:
             if request.class_name != "default":
                 known = ", ".join(sorted({"default", *self.options.classes}))
                 raise RequestError(f"class {request.class_name!r} is not configured; known classes: {known}", field="class")
             if request.seats > most:
-                raise RequestError(f"the request needs {request.seats} seats, max_num_seqs is {most}", field="n")
+                raise RequestError(f"the request needs {request.seats} seats, max_num_seqs is {most}", field=width)
             return
         name, seats = request.class_name, min(most, limits.max_running or most)
         if request.seats > seats:
-            raise RequestError(f"the request needs {request.seats} seats, class {name!r} may run {seats}", field="n")
+            raise RequestError(f"the request needs {request.seats} seats, class {name!r} may run {seats}", field=width)
         if limits.max_input_tokens is not None and len(request.prompt) > limits.max_input_tokens:
             raise RequestError(
                 f"the prompt has {len(request.prompt)} tokens, class {name!r} allows max_input_tokens = {limits.max_input_tokens}",

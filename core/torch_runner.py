@@ -13,10 +13,10 @@ from collections.abc import Sequence as Seq
 import torch
 
 from octavo.core.attention import Kernel
+from octavo.core.beam_search import Candidate
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
-from octavo.core.forks import Candidate
 from octavo.core.inputs import InputBuilder, Ints, StepInputs
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused

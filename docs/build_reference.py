@@ -13,19 +13,22 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from octavo.cli import COMMANDS, build_parser
 from octavo.cli.presets import as_toml
-from octavo.core import hookspecs
+from octavo.core import beam_search_params, hookspecs
 from octavo.core.capabilities import CAPABILITIES
 from octavo.core.compat import markdown_table, reports
 from octavo.core.descriptors import KINDS
 from octavo.core.options import ClassLimits
+from octavo.core.parameters import allowed
 from octavo.core.registry import Registry
-from octavo.core.sampling_params import FIELDS, allowed
+from octavo.core.sampling_params import FIELDS
 from octavo.core.settings.engine import EngineSettings
 from octavo.core.settings.presets import PRESETS
 from octavo.core.settings.schema import json_schema
@@ -81,11 +84,19 @@ def _fields(model: Any) -> list[str]:
 
 
 def sampling() -> str:
-    """The sampling parameters."""
-    lines = ["# Sampling parameters", "", "| parameter | default | allowed | what it is |", "|---|---|---|---|"]
-    for name, field in FIELDS.items():
-        lines.append(f"| `{name}` | `{field.default!r}` | {allowed(name)} | {field.description} |")
+    """The sampling parameters, and those of beam search."""
+    lines = ["# Sampling parameters", "", *_parameters(FIELDS), "", "# Parameters of beam search", ""]
+    lines += ["For `LLM.beam_search`; the same as `generate(num_beams=..., num_return_sequences=...)` of transformers gives.", ""]
+    lines += _parameters(beam_search_params.FIELDS)
     return "\n".join(lines) + "\n"
+
+
+def _parameters(fields: Mapping[str, FieldInfo]) -> list[str]:
+    lines = ["| parameter | default | allowed | what it is |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        default = "required" if field.is_required() else f"`{field.default!r}`"
+        lines.append(f"| `{name}` | {default} | {allowed(field)} | {field.description} |")
+    return lines
 
 
 def presets() -> str:

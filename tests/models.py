@@ -19,6 +19,7 @@ import tokenizers
 import torch
 import transformers
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.model import Model
 from octavo.core.sources import ModelSource
 from octavo.plugins.models.llama import LlamaOptions, build
@@ -134,6 +135,34 @@ def reference_model(folder: Path) -> transformers.PreTrainedModel:
 def reference_tokens(folder: Path, prompts: tuple[tuple[int, ...], ...], max_tokens: int) -> tuple[tuple[int, ...], ...]:
     """The tokens that transformers' greedy `generate` appends to each prompt, one prompt at a time, in fp32."""
     return tuple(_generate(folder, prompt, max_tokens)[0] for prompt in prompts)
+
+
+@functools.cache
+def reference_beams(folder: Path, prompt: tuple[int, ...], params: BeamSearchParams) -> list[tuple[list[int], float | None]]:
+    """What transformers' `generate(num_beams=..., num_return_sequences=...)` gives for a prompt alone, in fp32, from the best.
+
+    Ids with the EOS, and `sequences_scores`; no score where `beam_width` is 1, which is greedy search there. `params.max_tokens` is set.
+    """
+    ids, width = torch.tensor([prompt]), params.beam_width
+    out = reference_model(folder).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=params.max_tokens,
+        do_sample=False,
+        num_beams=width,
+        num_return_sequences=width,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        eos_token_id=list(params.stop_token_ids) or None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    rows = out.sequences[:, len(prompt) :].tolist()
+    if width == 1:
+        return [(rows[0], None)]
+    lengths = (out.beam_indices >= 0).sum(1).tolist()
+    return [(row[:length], score) for row, length, score in zip(rows, lengths, out.sequences_scores.tolist(), strict=True)]
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """An engine on the real runner with a tiny model, its parts in the test's hand, and what independent computation gives.
 
-Expected tokens come from transformers' logits: greedy and sampled ones by the sampler (tested against transformers elsewhere), beams by
-a search written here after its rule. Neither engine, cache nor kernel has a part in them.
+Expected tokens come from transformers: its logits, and the sampler for greedy and sampled ones (tested against transformers elsewhere),
+beams from its own search. Neither engine, cache nor kernel has a part in them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.clock import ManualClock
 from octavo.core.descriptors import KernelPlugin, PoolShape
 from octavo.core.engine import Engine
@@ -34,7 +35,7 @@ from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
 from octavo.plugins.schedulers.continuous import Continuous, ContinuousOptions
 from tests.matrix.stacks import REGISTRY, loaded
-from tests.models import VOCAB, reference_model, tiny
+from tests.models import VOCAB, reference_beams, reference_model, tiny
 
 MAX_MODEL_LEN = 64
 MAX_NUM_SEQS = 12
@@ -61,6 +62,7 @@ class TensorRig:
         scheduler: Callable[..., Scheduler] = Continuous,
         options: SchedulerOptions | None = None,
         preemption: str = "recompute",
+        max_num_seqs: int = MAX_NUM_SEQS,
         depth: int = 1,
         debug: bool = True,
         proposer: Proposer | None = None,
@@ -72,14 +74,14 @@ class TensorRig:
         model = wrap(parts.model) if wrap else parts.model
         plugin = cast(KernelPlugin, REGISTRY.get("kernel", kernel))
         options = options or ContinuousOptions.model_validate(
-            {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "preemption": preemption}
+            {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": MAX_MODEL_LEN, "preemption": preemption}
         )
         self.runner = TorchRunner(
             model,
             plugin.build(plugin.options(), model.layers, parts.facts),
             kv,
             clock=ManualClock(),
-            max_rows=MAX_NUM_SEQS,
+            max_rows=max_num_seqs,
             depth=depth,
             debug=debug,
         )
@@ -108,10 +110,11 @@ class TensorRig:
         """Gather the reports."""
         self.reports.append(report)
 
-    def add(self, prompt: Seq[int], max_tokens: int, *, beam_width: int = 0, **params: Any) -> Request:
-        """Add a request, greedy unless `params` say otherwise."""
-        settings = SamplingParams(max_tokens=max_tokens, **({"temperature": 0} | params))
-        return self.engine.add_request(prompt, settings, beam_width=beam_width)
+    def add(self, prompt: Seq[int], max_tokens: int, **params: Any) -> Request:
+        """Add a request, greedy unless `params` say otherwise; a search where they have a `beam_width`."""
+        if "beam_width" in params:
+            return self.engine.add_request(prompt, BeamSearchParams(max_tokens=max_tokens, **params))
+        return self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, **({"temperature": 0} | params)))
 
     def step(self) -> None:
         """One step."""
@@ -145,8 +148,8 @@ class TensorRig:
 
     def expected(self, request: Request) -> list[list[int]]:
         """What transformers' logits give for this request."""
-        if request.beam_width:
-            return search_beams(self.folder, request.prompt, width=request.beam_width, max_tokens=request.max_tokens)
+        if request.beams is not None:
+            return [tokens for tokens, _ in reference_beams(self.folder, request.prompt, request.beams)]
         return [decode(self.folder, request, index) for index in range(request.width)]
 
 
@@ -172,18 +175,3 @@ def decode(folder: Path, request: Request, sample_index: int = 0) -> list[int]:
         sampled = Sampler().sample(logits_after(folder, prefix).clone()[None], SamplingRows.build([row]))
         output.append(int(sampled.token_ids[0]))
     return output
-
-
-def search_beams(folder: Path, prompt: Seq[int], *, width: int, max_tokens: int) -> list[list[int]]:
-    """Beam search with nothing that ends a sequence: the `width` continuations of greatest summed log probability go on, best first.
-
-    Of equal sums the one with the lower ids is better. Scores add up in double precision.
-    """
-    beams: list[tuple[float, list[int]]] = [(0.0, [])]
-    for _ in range(max_tokens):
-        grown: list[tuple[float, list[int]]] = []
-        for score, output in beams:
-            log_probs = logits_after(folder, (*prompt, *output)).log_softmax(-1).tolist()
-            grown += [(score + log_prob, [*output, token]) for token, log_prob in enumerate(log_probs)]
-        beams = sorted(grown, key=lambda beam: (-beam[0], beam[1]))[:width]
-    return [output for _, output in beams]

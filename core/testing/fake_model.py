@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from octavo.core.forks import Candidate
+from octavo.core.beam_search import Candidate
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.request import Request
 
@@ -39,9 +40,9 @@ def draw(prefix: int, *, seed: int, sample_index: int, banned: frozenset[int] = 
     raise ValueError(f"all tokens are banned: {sorted(banned)}")
 
 
-def best_candidates(prefix: int, width: int) -> list[Candidate]:
-    """The likeliest 2 x `width` tokens after a prefix with their log probabilities, whole numbers so that sums are exact."""
-    return _by_likelihood(prefix)[: 2 * width]
+def best_candidates(prefix: int, count: int) -> list[Candidate]:
+    """The likeliest `count` tokens after a prefix with their log probabilities, whole numbers so that sums are exact."""
+    return _by_likelihood(prefix)[:count]
 
 
 def _by_likelihood(prefix: int) -> list[Candidate]:
@@ -61,8 +62,8 @@ def decode_alone(request: Request) -> list[tuple[list[int], str]]:
 
     Of more samples than it gives (`best_of`), those whose log probabilities have the greatest sums, the best first.
     """
-    if request.beam_width:
-        return _search_beams(request)
+    if request.beams is not None:
+        return _search_beams(request, request.beams)
     samples = [sample_alone(request, index) for index in range(request.width)]
     if request.width > request.params.n:
         samples.sort(key=lambda sample: -sum(entry.logprob for entry in score_alone(request, sample[0], 0)))
@@ -93,27 +94,24 @@ def sample_alone(request: Request, index: int) -> tuple[list[int], str]:
         prefix = prefix_hash(prefix, output[-1])
 
 
-def _search_beams(request: Request) -> list[tuple[list[int], str]]:
-    width = request.beam_width
+def _search_beams(request: Request, params: BeamSearchParams) -> list[tuple[list[int], str]]:
+    """Written down as plainly as can be: in each step all continuations by all tokens, in order."""
+    width = params.beam_width
     live: list[tuple[list[int], float]] = [([], 0.0)]
-    ended: list[tuple[list[int], float, str]] = []
-    while live and len(ended) < width:
-        if len(live[0][0]) == request.max_tokens:
-            ended += [(output, score, "length") for output, score in live]
-            break
+    ended: list[tuple[float, list[int]]] = []  # minus what it is worth, and the output: the best sorts first
+    for length in range(1, request.max_tokens + 1):
         grown = [
-            ([*output, token], score + logprob)
-            for output, score in live
-            for token, logprob in best_candidates(hash_of([*request.prompt, *output]), width)
+            ([*output, token], total + log_prob)
+            for output, total in live
+            for token, log_prob in best_candidates(hash_of([*request.prompt, *output]), VOCAB_SIZE)
         ]
         grown.sort(key=lambda hypothesis: (-hypothesis[1], hypothesis[0]))
-        live = []
-        for output, score in grown:
-            if len(live) == width:
+        over = {tuple(output) for output, _ in grown if output[-1] in request.stop_ids or length == request.max_tokens}
+        ended += [(-total / length**params.length_penalty, output) for output, total in grown[:width] if tuple(output) in over]
+        ended = sorted(ended)[:width]
+        live = [(output, total) for output, total in grown if tuple(output) not in over][:width]
+        if len(ended) == width and live:
+            reach = request.max_tokens if params.early_stopping == "never" and params.length_penalty > 0 else length
+            if params.early_stopping is True or width == 1 or live[0][1] / reach**params.length_penalty <= -ended[-1][0]:
                 break
-            if output[-1] in request.stop_ids:
-                ended.append((output, score, "stop"))
-            else:
-                live.append((output, score))
-    ended.sort(key=lambda hypothesis: (-hypothesis[1], hypothesis[0]))
-    return [(output, reason) for output, _, reason in ended[:width]]
+    return [(output, "stop" if output[-1] in request.stop_ids else "length") for _, output in ended]

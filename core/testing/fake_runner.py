@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo.core.beam_search import Candidate
 from octavo.core.execution import Runner, StepResult
-from octavo.core.forks import Candidate
 from octavo.core.kv import Allocator
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.plan import BatchPlan, Chunk, Transfer
@@ -57,7 +57,7 @@ class Row:
     scored: range  # positions whose logits score the prompt's next token
     num_logprobs: int | None  # likeliest tokens that are wanted beside each sampled one's log probability; None: not even that one's
     num_prompt_logprobs: int
-    beam_width: int
+    num_candidates: int  # 0: no beam
     draws: range  # sample indices
     seed: int
     stop_ids: frozenset[int]
@@ -169,7 +169,7 @@ class FakeRunner(Runner):
             scored=scored,
             num_logprobs=request.params.num_logprobs if not request.beam_width else None,
             num_prompt_logprobs=request.params.prompt_logprobs or 0,
-            beam_width=request.beam_width,
+            num_candidates=request.num_candidates,
             draws=range(request.width)
             if request.width > 1 and not request.forked
             else range(sequence.sample_index, sequence.sample_index + 1),
@@ -250,8 +250,8 @@ class FakeRunner(Runner):
             prefixes = self._read(row)
             if row.scored:
                 prompt_logprobs[number] = [score(prefixes[p], row.prompt[p + 1], row.num_prompt_logprobs) for p in row.scored]
-            if row.sampled_from is not None and row.beam_width:
-                candidates[number] = best_candidates(prefixes[row.sampled_from], row.beam_width)
+            if row.sampled_from is not None and row.num_candidates:
+                candidates[number] = best_candidates(prefixes[row.sampled_from], row.num_candidates)
                 tokens.append([])
                 continue
             drawn = _sample(row, prefixes)

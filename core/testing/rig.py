@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.clock import ManualClock
 from octavo.core.engine import Engine
 from octavo.core.kv import Allocator
@@ -20,7 +21,7 @@ from octavo.core.testing.fake_model import EOS, VOCAB_SIZE
 from octavo.core.testing.fake_runner import FailurePoint, FakeRunner
 from octavo.core.text.tokenizer import Tokenizer
 
-_OF_THE_REQUEST = {"request_id", "priority", "class_name", "user", "beam_width", "stream"}
+_OF_THE_REQUEST = {"request_id", "priority", "class_name", "user", "stream"}
 
 
 class Rig:
@@ -66,11 +67,12 @@ class Rig:
         return self.runner.plans
 
     def add(self, prompt_len: int = 4, max_tokens: int = 4, **settings: Any) -> Request:
-        """Add a request; it runs to `max_tokens` unless `settings` (of sampling or of the request) say otherwise."""
+        """Add a request; it runs to `max_tokens` unless `settings` (of sampling, of beams or of the request) say otherwise."""
         params = {"ignore_eos": True} | {name: value for name, value in settings.items() if name not in _OF_THE_REQUEST}
         others = {name: value for name, value in settings.items() if name in _OF_THE_REQUEST}
         prompt = [1 + (number * 7 + prompt_len) % 3 for number in range(prompt_len)]
-        return self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, **params), **others)
+        kind = BeamSearchParams if "beam_width" in params else SamplingParams
+        return self.engine.add_request(prompt, kind(max_tokens=max_tokens, **params), **others)
 
     def step(self, count: int = 1) -> None:
         """Step, a second each."""

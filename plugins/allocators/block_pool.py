@@ -45,6 +45,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, shelf: Shelf | None = None) -> None:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
+        self._num_refs = 0  # their sum
         self._free = list(range(num_blocks))[::-1]
         self._shelf = Shelf() if shelf is None else shelf  # an empty one is false
 
@@ -68,6 +69,11 @@ class BlockPool:
         """Blocks with at least one reference."""
         return self.num_blocks - self.available
 
+    @property
+    def saved(self) -> int:
+        """References beyond the first: blocks that would be taken besides if nobody shared."""
+        return self._num_refs - self.live
+
     def take(self, count: int) -> list[int]:
         """`count` blocks, at most `available`, with one reference each."""
         if count > self.available:
@@ -75,6 +81,7 @@ class BlockPool:
         blocks = [self._free.pop() if self._free else self._shelf.evict() for _ in range(count)]
         for block in blocks:
             self.refs[block] = 1
+        self._num_refs += count
         return blocks
 
     def share(self, block: int) -> None:
@@ -82,6 +89,7 @@ class BlockPool:
         if not self.refs[block]:
             self._shelf.reuse(block)
         self.refs[block] += 1
+        self._num_refs += 1
 
     def release(self, block: int) -> bool:
         """One reference less; True if it was the last. Raises PluginContractError on a double free."""
@@ -89,6 +97,7 @@ class BlockPool:
         if refs <= 0:
             raise PluginContractError(f"block {block} was given back but nobody holds it: freed twice")
         self.refs[block] = refs - 1
+        self._num_refs -= 1
         if refs > 1:
             return False
         if not self._shelf.keep(block):
@@ -109,6 +118,8 @@ class BlockPool:
         for block, refs in enumerate(self.refs):
             if refs != holders[block]:
                 raise PluginContractError(f"block {block} counts {refs} references, {holders[block]} hold it")
+        if self._num_refs != holders.total():
+            raise PluginContractError(f"{self._num_refs} references are counted in all, there are {holders.total()}")
         idle = set(self._free)
         if len(idle) != len(self._free):
             raise PluginContractError(f"a block is in the free list twice: {sorted(self._free)}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from octavo._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from octavo.core.beam_search_params import BeamSearchParams as BeamSearchParams
     from octavo.core.errors import OctavoError as OctavoError
     from octavo.core.outputs import CompletionOutput as CompletionOutput, RequestOutput as RequestOutput, StepReport as StepReport
     from octavo.core.sampling_params import SamplingParams as SamplingParams
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 _HOME = {
     "LLM": "octavo.llm",
     "SamplingParams": "octavo.core.sampling_params",
+    "BeamSearchParams": "octavo.core.beam_search_params",
     "RequestOutput": "octavo.core.outputs",
     "CompletionOutput": "octavo.core.outputs",
     "StepReport": "octavo.core.outputs",
     "OctavoError": "octavo.core.errors",
 }
 
-__all__ = ["LLM", "CompletionOutput", "OctavoError", "RequestOutput", "SamplingParams", "StepReport", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "OctavoError", "RequestOutput", "SamplingParams", "StepReport", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

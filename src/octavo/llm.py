@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
 
 from octavo.core.assembly import BuiltEngine, build_engine, load_model
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.engine import Engine
 from octavo.core.errors import EngineError, RequestError
 from octavo.core.outputs import RequestOutput
@@ -29,6 +30,8 @@ from octavo.prompt_order import sending_order
 from octavo.prompts import Messages, Prompt, PromptReader, ReadyPrompt
 
 logger = logging.getLogger("octavo")
+
+P = TypeVar("P", SamplingParams, BeamSearchParams)
 
 
 class LLM:
@@ -95,8 +98,26 @@ class LLM:
         `prompt_logprobs = k`, the answer has the same of the prompt, None for its first token. Asking changes no token.
         """
         ready = _each(_as_list(prompts), self._prompts.prompt, "prompt")
-        params = _params_for_each(sampling_params, len(ready), default=SamplingParams())
+        params = _params_for_each(sampling_params, len(ready), kind=SamplingParams, default=SamplingParams())
         return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="prompt")
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: bool = True,
+        priority: int | None = None,
+        user: str = "",
+        **kwargs: str,
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of one or many prompts, otherwise as `generate`.
+
+        Each RequestOutput has `beam_width` outputs from the best, each with its `score`, which ranks them, and `cumulative_logprob`.
+        """
+        ready = _each(_as_list(prompts), self._prompts.prompt, "prompt")
+        each = _params_for_each(params, len(ready), kind=BeamSearchParams, name="params")
+        return self._answer(ready, each, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="prompt")
 
     def chat(
         self,
@@ -114,7 +135,7 @@ class LLM:
         `max_tokens` absent from given params is 16, as everywhere; without params an answer may take the rest of the context.
         """
         ready = _each(_conversations(messages), lambda conversation: self._prompts.conversation(conversation, tools), "conversation")
-        params = _params_for_each(sampling_params, len(ready), default=_CHAT)
+        params = _params_for_each(sampling_params, len(ready), kind=SamplingParams, default=_CHAT)
         return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="conversation")
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -125,7 +146,7 @@ class LLM:
         """
         is_text = isinstance(prompt, str | Mapping)
         ready = self._prompts.prompt(prompt) if is_text else self._prompts.conversation(prompt)
-        (params,) = _params_for_each(sampling_params, 1, default=SamplingParams() if is_text else _CHAT)
+        (params,) = _params_for_each(sampling_params, 1, kind=SamplingParams, default=SamplingParams() if is_text else _CHAT)
         with _Call(self) as call:
             call.add({**_about(), **ready.about}, ready, params, stream=True)
             yield from call
@@ -133,7 +154,13 @@ class LLM:
     # --------------------------------------------------------------------- inside
 
     def _answer(
-        self, prompts: list[ReadyPrompt], params: list[SamplingParams], *, use_tqdm: bool, about: Mapping[str, Any], noun: str
+        self,
+        prompts: list[ReadyPrompt],
+        params: Sequence[SamplingParams | BeamSearchParams],
+        *,
+        use_tqdm: bool,
+        about: Mapping[str, Any],
+        noun: str,
     ) -> list[RequestOutput]:
         indices: dict[str, int] = {}
         answers: dict[int, RequestOutput] = {}
@@ -199,7 +226,7 @@ class _Call:
         self._ids: list[str] = []
         self._inbox: deque[RequestOutput] = deque()
 
-    def add(self, about: Mapping[str, Any], ready: ReadyPrompt, params: SamplingParams, *, stream: bool = False) -> str:
+    def add(self, about: Mapping[str, Any], ready: ReadyPrompt, params: SamplingParams | BeamSearchParams, *, stream: bool = False) -> str:
         """Send a request; returns its id. Raises RequestError."""
         with self._llm._turns.take():
             request = self._engine.add_request(
@@ -286,16 +313,15 @@ def _about(priority: int | None = None, user: str = "", kwargs: Mapping[str, str
     return about
 
 
-def _params_for_each(params: Any, count: int, *, default: SamplingParams) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or default] * count
+def _params_for_each(params: Any, count: int, *, kind: type[P], name: str = "sampling_params", default: P | None = None) -> list[P]:
+    """One for each prompt; `name` is the argument's."""
+    params = default if params is None else params
+    if isinstance(params, kind):
+        return [params] * count
     each = list(params) if isinstance(params, list | tuple) else [params]
-    strange = [one for one in each if not isinstance(one, SamplingParams)]
+    strange = [one for one in each if not isinstance(one, kind)]
     if strange:
-        raise RequestError(
-            f"sampling_params must be SamplingParams, or a list of one for each prompt, not {type(strange[0]).__name__}",
-            field="sampling_params",
-        )
+        raise RequestError(f"{name} must be {kind.__name__}, or a list of one for each prompt, not {type(strange[0]).__name__}", field=name)
     if len(each) != count:
-        raise RequestError(f"{count} prompts but {len(each)} sampling params: give one for all, or one for each", field="sampling_params")
+        raise RequestError(f"{count} prompts but {len(each)} {name.replace('_', ' ')}: give one for all, or one for each", field=name)
     return each

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.core import forks, observers, plan_builder
+from octavo.core import beam_search, forks, observers, plan_builder
 from octavo.core.answers import Answers
 from octavo.core.engine import Engine
 from octavo.core.kv import Allocator
@@ -32,8 +32,14 @@ def breaks(function: Any, there: str, instead: str, noticed_by: str = RANDOM, **
     return Mutant(function, ((there, instead),), noticed_by, arguments)
 
 
-PLAN, FORKS, POLICY, ENGINE = "test_plan_builder.py::", "test_forks.py::", "test_scheduling.py::", "test_engine.py::"
-LOGPROBS = "test_logprobs.py::"
+PLAN, FORKS, BEAMS, POLICY, ENGINE, LOGPROBS = (
+    "test_plan_builder.py::",
+    "test_forks.py::",
+    "test_beam_search.py::",
+    "test_scheduling.py::",
+    "test_engine.py::",
+    "test_logprobs.py::",
+)
 
 CORE: dict[str, Mutant] = {
     # sequences
@@ -129,18 +135,21 @@ CORE: dict[str, Mutant] = {
         expected=4,
     ),
     "beams fork before the dropped are closed": Mutant(
-        forks.advance_beams,
+        beam_search.advance_beams,
         (
             ("        if beam not in heirs:\n            drop(beam)\n", "        pass\n"),
             ("    return False\n", "    for beam, _ in rows:\n        if beam not in heirs:\n            drop(beam)\n    return False\n"),
         ),
-        FORKS + "test_dropped_beams_are_closed_before_new_ones_fork",
+        BEAMS + "test_dropped_beams_are_closed_before_new_ones_fork",
     ),
     "ties among beams follow the order of rows": breaks(
-        forks.pick_beams, "(-h.score, h.output)", "-h.score", FORKS + "test_pick_beams_does_not_depend_on_the_order_of_rows"
+        beam_search.pick_beams,
+        "(-candidate[0], candidate[1], candidate[2])",
+        "-candidate[0]",
+        BEAMS + "test_pick_beams_does_not_depend_on_the_order_of_rows",
     ),
     "beams keep their parent's tokens": breaks(
-        forks.advance_beams, "parent.output, parent.score = first.output, first.score", "pass", kind="beams"
+        beam_search.advance_beams, "parent.output, parent.score = first.output, first.log_prob", "pass", kind="beams"
     ),
     "samples are numbered alike": breaks(
         forks.split, 'Sequence(f"{request.id}/{i}", request, i)', 'Sequence(f"{request.id}/{i}", request, 0)', kind="n"

@@ -96,12 +96,6 @@ def test_what_can_never_fit_the_pool_is_refused(new_rig: NewRig) -> None:
     rig.finish()
 
 
-def test_beams_and_samples_exclude_each_other(new_rig: NewRig) -> None:
-    """A search returns its beams."""
-    with pytest.raises(RequestError, match="beam search returns its beams: it takes n = 1, not 2"):
-        new_rig().add(n=2, beam_width=2)
-
-
 def test_an_id_is_used_once_at_a_time(new_rig: NewRig) -> None:
     """A second request of the same id is refused while the first lives, and taken after."""
     rig = new_rig()

@@ -1,17 +1,18 @@
-"""Among the sequences of one request: n samples part, beams advance, a preempted family comes back. Blocks are asserted."""
+"""Among the sequences of one request: n samples part, a preempted family comes back. Blocks are asserted."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from octavo.core.forks import advance_beams, common_prefix, pick_beams, rejoin, split
+from octavo.core.descriptors import PoolShape
+from octavo.core.forks import common_prefix, rejoin, split
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.fake_model import decode_alone
+from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.schedulers.static import STATIC
 
 PROMPT = (1, 2, 3, 1)
@@ -27,20 +28,18 @@ class RecordingKV:
         self.calls.append(("fork", parent.id, num_tokens))
 
 
-def request(*, n: int = 1, beam_width: int = 0, max_tokens: int = 8, stop_ids: frozenset[int] = frozenset({0})) -> Request:
-    return Request(
-        "r", PROMPT, SamplingParams(n=n, max_tokens=max_tokens), max_tokens=max_tokens, seed=0, stop_ids=stop_ids, beam_width=beam_width
-    )
+def request(*, n: int = 1, max_tokens: int = 8) -> Request:
+    return Request("r", PROMPT, SamplingParams(n=n, max_tokens=max_tokens), max_tokens=max_tokens, seed=0)
 
 
-def beams(width: int, *outputs: list[int]) -> Request:
-    """A search under way, its beams with these outputs, each worth minus its place."""
-    search = request(beam_width=width)
-    search.forked = True
-    search.sequences = [Sequence(f"r/{i}", search, output=output, score=-float(i)) for i, output in enumerate(outputs)]
-    for beam in search.sequences:
-        beam.status, beam.num_computed = Status.OPEN, beam.num_tokens
-    return search
+def parted(*outputs: list[int]) -> Request:
+    """A family under way, its sequences with these outputs."""
+    family = request(n=len(outputs))
+    family.forked = True
+    family.sequences = [Sequence(f"r/{i}", family, i, output=output) for i, output in enumerate(outputs)]
+    for sequence in family.sequences:
+        sequence.status, sequence.num_computed = Status.OPEN, sequence.num_tokens
+    return family
 
 
 def test_split_forks_the_lead() -> None:
@@ -65,70 +64,19 @@ def test_split_forks_the_lead() -> None:
 )
 def test_common_prefix(outputs: list[list[int]], expected: int) -> None:
     """min(longest common prefix, shortest - 1)."""
-    assert common_prefix(beams(2, *outputs).sequences) == expected
+    assert common_prefix(parted(*outputs).sequences) == expected
 
 
 def test_rejoin_forks_at_the_common_prefix_even_if_the_lead_is_further() -> None:
     """A prefix cache may have given the lead more than the others share."""
-    kv, r = RecordingKV(), beams(3, [7, 7, 7], [7, 8], [7, 9])
-    for beam in r.sequences:
-        beam.new_epoch(Status.NEW)
+    kv, r = RecordingKV(), parted([7, 7, 7], [7, 8], [7, 9])
+    for sequence in r.sequences:
+        sequence.new_epoch(Status.NEW)
     r.restore = 5
     r.sequences[0].num_computed = 6
     rejoin(kv, r)  # type: ignore[arg-type]
     assert kv.calls == [("fork", "r/0", 5)] * 2 and r.restore is None
     assert [(s.status, s.num_computed, s.num_scheduled) for s in r.sequences[1:]] == [(Status.OPEN, 5, 5)] * 2
-
-
-def test_pick_beams_takes_the_best_and_those_that_ended_before_them() -> None:
-    """An ended hypothesis counts only if it ranks before the last live one."""
-    search = beams(2, [5], [6])
-    first, second = search.sequences
-    rows = [(first, [(0, -0.1), (7, -0.5), (8, -9.0)]), (second, [(7, -0.2), (0, -5.0)])]
-    live, ended = pick_beams(search, rows)
-    assert [(h.output, h.score) for h in live] == [([5, 7], -0.5), ([6, 7], -1.2)]
-    assert [(h.output, h.parent) for h in ended] == [([5, 0], first)]
-
-
-def test_pick_beams_does_not_depend_on_the_order_of_rows() -> None:
-    """Ties are broken by tokens (known fault 37)."""
-    search = beams(3, [5], [6], [7])
-    for beam in search.sequences:
-        beam.score = 0.0
-    rows = [(beam, [(token, -1.0) for token in (3, 1, 2)]) for beam in search.sequences]
-    expected = [h.output for h in pick_beams(search, rows)[0]]
-    assert expected == [[5, 1], [5, 2], [5, 3]]
-    for seed in range(5):
-        shuffled = random.Random(seed).sample(rows, len(rows))
-        assert [h.output for h in pick_beams(search, shuffled)[0]] == expected
-
-
-def test_dropped_beams_are_closed_before_new_ones_fork() -> None:
-    """Else a search would need more room than its width."""
-    kv, search = RecordingKV(), beams(3, [5], [6], [7])
-    first, second, third = search.sequences
-
-    def drop(sequence: Sequence) -> None:
-        kv.calls.append(("drop", sequence.id, 0))
-        search.sequences.remove(sequence)
-
-    rows = [(first, [(1, -0.1), (2, -0.2), (3, -0.3)]), (second, [(1, -9.0)]), (third, [(1, -9.0)])]
-    assert not advance_beams(kv, search, rows, drop=drop)  # type: ignore[arg-type]
-    assert kv.calls == [("drop", "r/1", 0), ("drop", "r/2", 0), ("fork", "r/0", 5), ("fork", "r/0", 5)]
-    assert [beam.output for beam in search.sequences] == [[5, 1], [5, 2], [5, 3]]
-    assert len({beam.id for beam in search.sequences}) == 3
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_beam_search_at_any_width(width: int, new_rig: Callable[..., Any]) -> None:
-    """Parents stay right: the result is that of a search without engine and cache (known fault 37)."""
-    rig = new_rig()
-    searches = [rig.add(length, 9, beam_width=width, ignore_eos=ignore) for length in (3, 8) for ignore in (False, True)]
-    rig.finish()
-    for search in searches:
-        assert rig.answers(search) == decode_alone(search)
-        scores = [output.cumulative_logprob for output in rig.outputs[search.id][0].outputs]
-        assert len(scores) == width and scores == sorted(scores, reverse=True)
 
 
 def test_samples_share_the_prompt_and_copy_one_block_each(new_rig: Callable[..., Any]) -> None:
@@ -145,6 +93,41 @@ def test_samples_share_the_prompt_and_copy_one_block_each(new_rig: Callable[...,
     assert rig.kv.usage().filled + rig.kv.usage().held == (2 + 4) * 4
     rig.finish()
     assert rig.answers(r) == decode_alone(r)
+
+
+def test_physical_blocks_of_four_samples(new_rig: Callable[..., Any]) -> None:
+    """A prompt of 30 tokens in blocks of 16 is 2 blocks, shared by all four; the half-full one is copied at the first write (fault 49).
+
+    What sharing saves is counted from references: 4 times 2 blocks named, 2 there; then 4 times 2 named, 5 there, and so on.
+    """
+    rig = new_rig(block_size=16, slots=512)
+    r = rig.add(30, 10, n=4)
+    used, saved, copied = [], [], []
+    while rig.engine.has_work:
+        rig.step()
+        usage = rig.kv.usage()
+        used.append((usage.filled + usage.held) // 16)
+        saved.append(usage.saved // 16)
+        copied.append(sum(transfer.count for transfer in rig.plans[-1].transfers) // 16)
+    # the prompt; positions 30 and 31; 32 to 37; 38 (the last token's KV is not written, and the last step gives all back)
+    assert used == [2, *[5] * 2, *[9] * 6, 0]
+    assert saved == [6, *[3] * 2, *[3] * 6, 0]
+    assert copied == [0, 3, *[0] * 8]
+    assert rig.reports[0].usage.share_saved == 6 / 8 and rig.reports[1].usage.share_saved == 3 / 8
+    assert rig.answers(r) == decode_alone(r)
+
+
+def test_regions_save_nothing(new_rig: Callable[..., Any]) -> None:
+    """Contiguous: four regions from the start."""
+    rig = new_rig(
+        kv=CONTIGUOUS.build(
+            ContiguousOptions(reservation="request"), PoolShape(num_slots=512, num_host_slots=0, max_model_len=40, max_num_seqs=6)
+        )
+    )
+    rig.add(30, 10, n=4)
+    rig.finish()
+    assert {report.usage.saved for report in rig.reports} == {0}
+    assert max(report.usage.filled + report.usage.held for report in rig.reports) == 4 * 39
 
 
 def test_a_fork_shares_only_what_is_computed(new_rig: Callable[..., Any]) -> None:

@@ -232,7 +232,7 @@ class CheckingRunner(FakeRunner):
                 slots.append(row.slots[position])
                 positions.append(position)
             query_start.append(len(slots))
-            draws.append(0 if row.sampled_from is None or row.beam_width else len(row.draws) + len(row.drafts))
+            draws.append(0 if row.sampled_from is None or row.num_candidates else len(row.draws) + len(row.drafts))
             self.seen.update(drafts=len(row.drafts), pieces=not chunk.samples, rows=1, scored=len(row.scored))
         dead = plan.dead_rows
         self.seen["dead rows"] += dead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.descriptors import PoolShape
 from octavo.core.errors import PluginContractError
 from octavo.core.forks import split
@@ -24,7 +25,14 @@ def running(
 ) -> Request:
     """A request that was admitted and has computed nothing."""
     params = SamplingParams(n=n, max_tokens=max_tokens, **asked)  # type: ignore[arg-type]
-    request = Request(name, tuple(range(1, prompt_len + 1)), params, max_tokens=max_tokens, seed=0, beam_width=beam_width)
+    request = Request(
+        name,
+        tuple(range(1, prompt_len + 1)),
+        params,
+        max_tokens=max_tokens,
+        seed=0,
+        beams=BeamSearchParams(beam_width) if beam_width else None,
+    )
     request.running = True
     (lead,) = request.sequences
     kv.open(lead)

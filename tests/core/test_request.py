@@ -6,13 +6,21 @@ from typing import Any
 
 import pytest
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.sampling_params import SamplingParams
 
 
 def request(prompt_len: int = 4, max_tokens: int = 3, *, n: int = 1, beam_width: int = 0) -> Request:
     params = SamplingParams(n=n, max_tokens=max_tokens)
-    return Request("r", tuple(range(1, prompt_len + 1)), params, max_tokens=max_tokens, seed=0, beam_width=beam_width)
+    return Request(
+        "r",
+        tuple(range(1, prompt_len + 1)),
+        params,
+        max_tokens=max_tokens,
+        seed=0,
+        beams=BeamSearchParams(beam_width) if beam_width else None,
+    )
 
 
 def sequence(*, prompt_len: int = 4, max_tokens: int = 3, output: int = 0, scheduled: int = 0) -> Sequence:

@@ -10,7 +10,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from octavo.core.errors import RequestError
-from octavo.core.sampling_params import FIELDS, LARGEST, SamplingParams, allowed, validate_for
+from octavo.core.parameters import LARGEST, allowed
+from octavo.core.sampling_params import FIELDS, SamplingParams, validate_for
 
 NAN, INF = float("nan"), float("inf")
 
@@ -50,7 +51,7 @@ def test_bad_values_name_the_field_and_what_it_may_be(field: str, value: Any) ->
     assert caught.value.field == field
     message = str(caught.value)
     assert message.startswith((f"{field} = ", f"{field}["))
-    assert message.endswith(f": must be {allowed(field)}")
+    assert message.endswith(f": must be {allowed(FIELDS[field])}")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_every_field_is_documented() -> None:
     assert list(properties) == list(FIELDS) == [field.name for field in dataclasses.fields(SamplingParams)]
     for name, schema in properties.items():
         assert schema["description"].endswith("."), name
-        assert schema["allowed"] == allowed(name) != "", name
+        assert schema["allowed"] == allowed(FIELDS[name]) != "", name
 
 
 def test_stop_ids_outside_the_vocabulary() -> None:

@@ -92,7 +92,7 @@ CLASSES = {"batch": ClassLimits(max_input_tokens=8, max_output_tokens=6, max_run
         ({"class_name": "batch", "prompt_len": 9}, r"the prompt has 9 tokens, class 'batch' allows max_input_tokens = 8", "prompt"),
         ({"class_name": "batch", "max_tokens": 7}, r"max_tokens is 7, class 'batch' allows max_output_tokens = 6", "max_tokens"),
         ({"class_name": "batch", "n": 3}, r"the request needs 3 seats, class 'batch' may run 2", "n"),
-        ({"beam_width": 5}, r"the request needs 5 seats, class 'default' may run 4", "n"),
+        ({"beam_width": 5}, r"the request needs 5 seats, class 'default' may run 4", "beam_width"),
     ],
 )
 def test_limits_of_a_class_refuse_at_once(request_: dict[str, Any], text: str, field: str, new_rig: NewRig) -> None:

@@ -323,7 +323,7 @@ def test_only_the_request_without_finite_logits_fails(beam_width: int, depth: in
     """Sampled or searched, it ends with an error that says why; its neighbour goes on to its end."""
     rig = TensorRig(make_kv("paged-4", 256), wrap=Poisoned, depth=depth)
     first = rig.add(PROMPTS[1], 4, stop_token_ids=[0], min_tokens=1)  # in the first step its row, too, needs logits
-    second = rig.add(PROMPTS[2], 4, beam_width=beam_width, **({} if beam_width else SAMPLED))
+    second = rig.add(PROMPTS[2], 4, **({"beam_width": beam_width} if beam_width else SAMPLED))
     rig.finish()
     assert rig.tokens(first) == rig.expected(first)
     for output in rig.answers[second.id].outputs:

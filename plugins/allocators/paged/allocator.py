@@ -303,6 +303,7 @@ class PagedAllocator(Allocator):
             cached=pool.shelved * size,
             free=pool.free * size,
             host=self._host.live * size,
+            saved=pool.saved * size,
         )
 
     def _move(self, kind: Literal["copy", "out", "in"], source: int, target: int) -> None:

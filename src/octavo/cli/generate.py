@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli import COMMANDS
-from octavo.cli.sampling import add_sampling_arguments, sampling_params_from
+from octavo.cli.sampling import add_beam_arguments, add_sampling_arguments, beam_search_params_from, sampling_params_from
 from octavo.cli.settings import add_config_arguments, open_llm, say
 from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
@@ -24,14 +24,18 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--file", metavar="FILE", help="one prompt a line")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
     add_sampling_arguments(parser, max_tokens=64)
+    add_beam_arguments(parser)
     add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print each prompt's continuation."""
-    prompts, params = _prompts(args), sampling_params_from(args)
+    prompts, beams = _prompts(args), beam_search_params_from(args)
+    params = sampling_params_from(args)
+    with_bar = len(prompts) > 1 and sys.stderr.isatty()
     with open_llm(args) as llm:
-        for output in llm.generate(prompts, params, use_tqdm=len(prompts) > 1 and sys.stderr.isatty()):
+        outputs = llm.generate(prompts, params, use_tqdm=with_bar) if beams is None else llm.beam_search(prompts, beams, use_tqdm=with_bar)
+        for output in outputs:
             print(json.dumps(as_json(output), ensure_ascii=False) if args.json else f"{output.prompt}{output.outputs[0].text}")
     return 0
 
@@ -43,6 +47,7 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
         "prompt_token_ids": output.prompt_token_ids,
         "outputs": [
             {"index": o.index, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason, "stop_reason": o.stop_reason}
+            | ({} if o.score is None else {"score": o.score, "cumulative_logprob": o.cumulative_logprob})
             for o in output.outputs
         ],
         "num_cached_tokens": output.num_cached_tokens,

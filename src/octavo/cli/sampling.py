@@ -1,10 +1,13 @@
-"""Sampling parameters as flags: the same names and descriptions as the fields of `SamplingParams`."""
+"""Sampling parameters and those of beam search as flags: the same names and descriptions as the fields of the params."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
+from octavo.core import beam_search_params
+from octavo.core.beam_search_params import BeamSearchParams
+from octavo.core.errors import RequestError
 from octavo.core.sampling_params import FIELDS, SamplingParams
 
 _FLAGS: dict[str, Any] = {
@@ -35,3 +38,24 @@ def sampling_params_from(args: argparse.Namespace) -> SamplingParams:
     """The params that the flags say; greedy unless --temperature is given. Raises RequestError."""
     given = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
     return SamplingParams(**{"max_tokens": args.max_tokens, **given}, stop=args.stop, ignore_eos=args.ignore_eos)
+
+
+def add_beam_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of a search; without --beam-width there is none."""
+    fields = beam_search_params.FIELDS
+    group = parser.add_argument_group("beam search")
+    group.add_argument("--beam-width", type=int, metavar="K", help=f"{fields['beam_width'].description} Absent: sample instead.")
+    group.add_argument("--length-penalty", type=float, metavar="FLOAT", help=fields["length_penalty"].description)
+
+
+def beam_search_params_from(args: argparse.Namespace) -> BeamSearchParams | None:
+    """The search that the flags ask for, if any. Raises RequestError, also for a flag that a search and sampling do not share."""
+    penalty = {} if args.length_penalty is None else {"length_penalty": args.length_penalty}
+    if args.beam_width is None:
+        if penalty:
+            raise RequestError("--length-penalty is of beam search: give --beam-width too", field="length_penalty")
+        return None
+    foreign = [name for name in _FLAGS if name != "max_tokens" and getattr(args, name) not in (None, 0.0)] + ["stop"] * bool(args.stop)
+    if foreign:
+        raise RequestError(f"beam search draws nothing: --{foreign[0].replace('_', '-')} does not go with --beam-width", field=foreign[0])
+    return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, **penalty)

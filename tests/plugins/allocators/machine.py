@@ -339,6 +339,9 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert min(usage.filled, usage.held, usage.external, usage.cached, usage.free, usage.host) >= 0, usage
         filled = len({slot for s in self.open_sequences() for slot in self.memory.slots(s, s.num_computed)})
         assert filled == usage.filled or (filled < usage.filled and not self.exact), f"{filled} distinct slots are filled: {usage}"
+        tables = [self.starts(s) for s in self.open_sequences()] if kv.layout == "block_table" else []
+        saved = sum(map(len, tables)) - len({start for table in tables for start in table})
+        assert usage.saved == saved * kv.block_size, f"{saved} blocks are saved: {usage}"
         assert bool(usage.host) <= bool(self.having(Status.SUSPENDED)), usage
 
     @invariant()

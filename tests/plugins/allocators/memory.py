@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.descriptors import PoolShape
 from octavo.core.kv import Allocator
 from octavo.core.plan import Transfer
@@ -57,7 +58,7 @@ def request(prompt: int | Iterable[int], max_tokens: int, *, n: int = 1, beam_wi
     """A request of `prompt` tokens 0, 1, 2 ..., or of these tokens."""
     tokens = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
     params = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True, known_output_len=max_tokens, cache_salt=salt)
-    return Request(name, tokens, params, max_tokens, seed=0, beam_width=beam_width)
+    return Request(name, tokens, params, max_tokens, seed=0, beams=BeamSearchParams(beam_width) if beam_width else None)
 
 
 def start(kv: Allocator, one: Request, computed: int | None = None) -> Sequence:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from octavo.core.kv import Allocator
+from dataclasses import replace
+
+from octavo.core.kv import Allocator, KVUsage
 from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence
 from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
@@ -143,6 +145,23 @@ class CountsSharedTwice(PagedAllocator):
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         super().fork(parent, child, num_tokens)
         self._num_filled += num_tokens
+
+
+class CountsSavedBlocks(PagedAllocator):
+    """Blocks instead of slots."""
+
+    def usage(self) -> KVUsage:
+        usage = super().usage()
+        return replace(usage, saved=usage.saved // self.block_size)
+
+
+class ForgetsWhoLeft(PagedAllocator):
+    """A sharer that goes still saves."""
+
+    def close(self, sequence: Sequence) -> None:
+        before = self._pool.saved
+        super().close(sequence)
+        self._pool._num_refs += before - self._pool.saved
 
 
 class TableUnchanged(PagedAllocator):

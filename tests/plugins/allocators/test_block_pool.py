@@ -21,6 +21,22 @@ def test_a_block_is_free_when_its_last_reference_is_gone() -> None:
     assert (pool.live, pool.free) == (0, 3)
 
 
+def test_what_sharing_saves_is_references_beyond_the_first() -> None:
+    pool = BlockPool(3)
+    first, second = pool.take(2)
+    assert pool.saved == 0
+    pool.share(first)
+    pool.share(first)
+    pool.share(second)
+    assert pool.saved == 3
+    pool.release(first)
+    pool.release(second)
+    assert pool.saved == 1
+    pool._num_refs += 1
+    with pytest.raises(PluginContractError, match="4 references are counted in all, there are 3"):
+        pool.check(Counter({first: 2, second: 1}))
+
+
 def test_the_last_to_come_back_is_the_first_to_go_out() -> None:
     pool = BlockPool(4)
     assert pool.take(3) == [0, 1, 2]

@@ -57,6 +57,8 @@ MUTANTS: dict[str, Mutant] = {
     "paged: close forgets the last block": Mutant(mutants.LeaksTail),
     "paged: heads go before tails": Mutant(mutants.HeadFirst, "test_paged.test_blocks_come_back_tail_first_and_go_out_in_order"),
     "paged: a shared slot counts twice": Mutant(mutants.CountsSharedTwice),
+    "paged: what sharing saves is counted in blocks": Mutant(mutants.CountsSavedBlocks),
+    "paged: who leaves goes on saving": Mutant(mutants.ForgetsWhoLeft),
     "paged: the table says nothing changed": Mutant(mutants.TableUnchanged),
     "paged: the table does not tell of a copy": Mutant(mutants.TableHidesCopies),
     "paged: a group is resumed one by one": Mutant(

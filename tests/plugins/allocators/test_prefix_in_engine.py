@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.errors import RequestError
 from octavo.core.kv import Allocator
 from octavo.core.request import Request
@@ -106,7 +107,7 @@ def test_samples_and_beams_hit_once_and_share() -> None:
     run.finish()
     before = run.kv.stats()
     several = ask(run, text(12), n=3)
-    beams = run.engine.add_request(text(12), SamplingParams(max_tokens=4), beam_width=3)
+    beams = run.engine.add_request(text(12), BeamSearchParams(beam_width=3, max_tokens=4))
     run.finish()
     stats = run.kv.stats()
     assert (stats.queried_tokens - before.queried_tokens, stats.hit_tokens - before.hit_tokens) == (24, 16)
