@@ -16,6 +16,7 @@ from octavo.core.logprobs import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.core.grammar.compiler import Matcher
     from octavo.core.plan import Chunk
     from octavo.core.text.output_text import OutputText
 
@@ -52,6 +53,7 @@ class Sequence:
     finish_reason: str | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error"
     text: OutputText | None = None  # turns ids into text, keeps it, and says when to stop
+    grammar: Matcher | None = None  # what `output` must follow, as far as it has come; it advances with `output` and with nothing else
     prompt_len: int = field(init=False)
     max_positions: int = field(init=False)  # positions whose KV is ever written: the last token's is not
 

@@ -43,6 +43,11 @@ def check_request(request: Request, engine: Engine) -> None:
         raise RequestError(f"beam search returns its beams: it takes n = 1, not {request.params.width}", field="n")
     if request.beam_width and request.params.logprobs is not None:
         raise RequestError("beam search gives each beam's cumulative_logprob, not its tokens' logprobs: leave them out", field="logprobs")
+    if request.params.structured_outputs is not None:
+        if request.beam_width:
+            raise RequestError("beam search does not take structured_outputs: ask for n outputs instead", field="structured_outputs")
+        if engine.grammars is None:
+            raise RequestError("structured_outputs need a tokenizer, and this engine runs on token ids alone", field="structured_outputs")
     if request.stream and request.params.width > request.params.n:
         raise RequestError("best_of above n is known at the end alone: it cannot be streamed", field="best_of")
     engine.scheduler.check(request)

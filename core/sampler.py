@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.core.grammar.masks import Masks
 from octavo.core.sampling_rows import SamplingRows
 
 Bools = npt.NDArray[np.bool_]
@@ -58,9 +59,11 @@ class Sampler:
     def __init__(self, *, prefilter: int = 1024) -> None:
         self._prefilter = prefilter
 
-    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> Sampled:
-        """logits [R, V], in which it may write -> N token ids, and the candidates of beams."""
+    def sample(self, logits: torch.Tensor, rows: SamplingRows, masks: Masks | None = None) -> Sampled:
+        """logits [R, V], in which it may write -> N token ids, and the candidates of beams. `masks` for rows that have a grammar."""
         logits = process_logits(logits.float(), rows)
+        if masks is not None:
+            forbid(logits, masks)
         best, best_ids = logits.max(dim=-1)  # torch documents that the first maximum wins
         row_of = np.repeat(np.arange(len(rows.draws)), rows.draws)  # [N]
         tokens = best_ids[_tensor(row_of, logits)]
@@ -104,6 +107,14 @@ def process_logits(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         row, token = _tensor(rows.banned, logits).unbind(1)
         logits[row, token] = -torch.inf
     return logits
+
+
+def forbid(logits: torch.Tensor, masks: Masks) -> None:
+    """logits [R, V]: what a grammar does not allow gets -inf. Works in place."""
+    octets = _tensor(masks.bits.view(np.uint8), logits)  # [S, 4 W]: bit 0 of a word's first octet is its first token
+    bits = (octets[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
+    rows = _tensor(np.array(masks.rows, dtype=np.int64), logits)
+    logits[rows] = logits[rows].masked_fill_(bits.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
 
 def _draw_among(width: int, scaled: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.core.random_numbers import uniforms
 from octavo.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.core.grammar.compiler import Matcher
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -34,6 +38,7 @@ class RowRequest:
     stop_ids: Collection[int] = ()  # not drawn before params.min_tokens
     draws: int = 1
     candidates: int = 0
+    grammar: Matcher | None = None  # what its output must follow, as far as that has come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

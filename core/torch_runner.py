@@ -17,7 +17,12 @@ from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate
+<<<<<<< HEAD
 from octavo.core.inputs import InputBuilder, Ints, StepInputs, num_draws
+=======
+from octavo.core.grammar.masks import Masks, MaskThread
+from octavo.core.inputs import InputBuilder, StepInputs, num_draws
+>>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
 from octavo.core.logprobs import TokenLogprobs
@@ -29,6 +34,11 @@ from octavo.core.scored_rows import ScoredRows, scored_draws, scored_prompts
 from octavo.core.scoring import Scores, score_rows
 
 NO_FINITE_LOGITS = "the model gave no finite logits: its weights or this request's KV hold NaN or infinity"
+
+NOTHING_ALLOWED = (
+    "no token is left that structured_outputs and the other parameters (allowed_token_ids, bad_words, logit_bias ...) allow, "
+    "or the model gave no finite logits"
+)
 
 
 class TorchRunner(Runner):
@@ -53,6 +63,7 @@ class TorchRunner(Runner):
         self._clock = clock
         self._debug = debug
         self._sampler = Sampler()
+        self._masks = MaskThread()
         self._inputs = InputBuilder(kv, device=model.device, max_rows=max_rows, depth=depth)
         self._ring = torch.zeros(depth * max_rows, dtype=torch.int64, device=model.device)  # see StepInputs
         self._broken: BaseException | None = None  # a step failed, and was not forgotten yet
@@ -83,17 +94,31 @@ class TorchRunner(Runner):
         ids = inputs.input_ids
         if inputs.input_from is not None:
             ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
+<<<<<<< HEAD
         rows = None if all_argmax(plan.chunks) else SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
         model, prompts = self.model, inputs.prompts
         wanted = inputs.logit_rows if prompts is None else torch.cat((inputs.logit_rows, prompts.rows))
         hidden = model.forward(ids, inputs.positions, self._attend(plan, inputs), rows=wanted)
         drawn_from = hidden[: len(inputs.logit_rows)]
         out = model.argmax(drawn_from) if rows is None else model.logits(drawn_from)
+=======
+        requests = [] if all_argmax(plan.chunks) else [row for chunk in plan.chunks for row in row_requests(chunk)]
+        pending = self._masks.start(requests)
+        rows = SamplingRows.build(requests) if requests else None
+        out = self.model.forward(
+            ids,
+            inputs.positions,
+            self._attend(plan, inputs),
+            logit_rows=inputs.logit_rows,
+            select="argmax" if rows is None else "logits",
+        )
+>>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
         forwarded = self._clock.now()
         handle.draws = inputs.draws
         if rows is None:
             handle.tokens = out
         else:
+<<<<<<< HEAD
             scored = scored_draws(plan.chunks, inputs.draws)
             raw = None if scored is None else out[self._tensor(scored.rows)]  # a copy: the sampler writes into its logits
             handle.tokens, handle.candidates = self._sampler.sample(out, rows)
@@ -104,6 +129,10 @@ class TorchRunner(Runner):
             scored_from = hidden[len(inputs.logit_rows) :]
             of_prompts = scored_prompts(plan.chunks)
             handle.prompts = of_prompts, score_rows(lambda part: model.logits(scored_from[part]), prompts.targets, of_prompts.num_top)
+=======
+            handle.masks = self._masks.join(pending) if pending is not None else None
+            handle.tokens, handle.candidates = self._sampler.sample(out, rows, handle.masks)
+>>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
         if inputs.keep_at is not None:
             self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # -1 is no id to look up in an embedding
         handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
@@ -136,6 +165,7 @@ class TorchRunner(Runner):
 
     def close(self) -> None:
         """Let go of the caches."""
+        self._masks.close()
         self.tensors.free()
 
 
@@ -165,6 +195,7 @@ def row_requests(chunk: Chunk) -> list[RowRequest]:
             stop_ids=request.stop_ids,
             draws=num_draws(chunk) // len(rows),
             candidates=2 * request.beam_width,
+            grammar=sequence.grammar,
         )
         for position in rows
     ]
@@ -190,8 +221,12 @@ class TorchHandle:
         self.tokens: torch.Tensor | None = None  # [N] drawn ids
         self.draws: list[int] = []  # [chunks] how many of them are each chunk's
         self.candidates: Candidates | None = None
+<<<<<<< HEAD
         self.drawn: tuple[ScoredRows, Scores] | None = None  # of draws whose log probabilities are asked for
         self.prompts: tuple[ScoredRows, Scores] | None = None
+=======
+        self.masks: Masks | None = None
+>>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
         self.seconds: dict[str, float] = {}
         self._plan = plan
         self._clock = clock
@@ -204,15 +239,22 @@ class TorchHandle:
         drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
+<<<<<<< HEAD
         candidates, errors = self._candidates(), dict[int, str]()
         logprobs, prompt_logprobs = _deal(self.drawn), _deal(self.prompts)
+=======
+        candidates, (ended, errors) = self._candidates(), self._by_chunk()
+>>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
         at = 0
         for index, (chunk, count) in enumerate(zip(self._plan.chunks, self.draws, strict=True)):
             mine = drawn[at : at + count]
             at += count
-            if -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
-                errors[index] = NO_FINITE_LOGITS
+            if index in ended:
+                mine = []
+            elif -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
+                errors.setdefault(index, NO_FINITE_LOGITS if chunk.sequence.grammar is None else NOTHING_ALLOWED)
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
+<<<<<<< HEAD
             if chunk.drafts and index in logprobs:
                 del logprobs[index][len(tokens[-1]) :]
         errors.update(
@@ -222,6 +264,16 @@ class TorchHandle:
             if any(math.isnan(entry.logprob) for entry in entries)
         )
         return StepResult(tokens, candidates, logprobs, prompt_logprobs, errors, self.seconds)
+=======
+        return StepResult(tokens, candidates, ended=ended, errors=errors, seconds=self.seconds)
+
+    def _by_chunk(self) -> tuple[set[int], dict[int, str]]:
+        """What the masks said of rows of logits, by the index of the chunk that has the row."""
+        if self.masks is None:
+            return set(), {}
+        owners = [index for index, chunk in enumerate(self._plan.chunks) for _ in range(chunk.logits_from, chunk.stop)]
+        return {owners[row] for row in self.masks.ended}, {owners[row]: error for row, error in self.masks.errors.items()}
+>>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
 
     def _candidates(self) -> dict[int, list[Candidate]]:
         """The best tokens of each chunk of beams, by the chunk's index; such a chunk has one row of logits."""
