@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.errors import EngineError
+from octavo.core.grammar.engine import fill, new_matcher, new_tokenizer, problem_of, shortened
 
 if TYPE_CHECKING:
     from octavo.core.grammar.trial import Trial, Verdict
@@ -71,9 +72,7 @@ class Matcher:
     @property
     def error(self) -> str:
         """Why it can go on no further, "" if it can, or is complete."""
-        from octavo.core.grammar.engine import problem_of
-
-        return problem_of(self._inner)
+        return shortened(problem_of(self._inner))
 
     def copy(self) -> Matcher:
         """For an output that begins with the same tokens."""
@@ -83,8 +82,6 @@ class Matcher:
 def next_tokens(matchers: Seq[Matcher]) -> Words:
     """[S, W] a bit for each token that goes on with the text; the end is none of them. The matchers are of one compiler."""
     import numpy as np
-
-    from octavo.core.grammar.engine import fill
 
     vocabulary = matchers[0].vocabulary
     entries = np.zeros((len(matchers), -(-len(vocabulary.table) // 32)), dtype=np.int32)
@@ -130,8 +127,7 @@ class GrammarCompiler:
             self._stop_trial()
 
     def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
-        from octavo.core.grammar.engine import new_matcher, new_tokenizer, problem_of
-        from octavo.core.grammar.notation import as_lark, refused
+        from octavo.core.grammar.notation import as_lark, explained, refused
         from octavo.core.grammar.vocabulary import Vocabulary
 
         if self._vocabulary is None:
@@ -140,7 +136,7 @@ class GrammarCompiler:
         text = as_lark(wanted)
         verdict = self._judge(text, self._vocabulary)
         if verdict.error:
-            raise refused(f"{wanted.kind} cannot be compiled: {verdict.error}")
+            raise refused(f"{wanted.kind} cannot be compiled: {explained(verdict.error, wanted.kind)}")
         inner = new_matcher(self._llguidance, text)
         grammar = Grammar(self._vocabulary, inner, num_bytes=verdict.num_bytes)
         start = grammar.matcher()

@@ -54,9 +54,14 @@ def problem_of(matcher: Any) -> str:
     """What is wrong with a matcher, "" if nothing."""
     if not matcher.is_error():
         return ""
-    text = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
-    text = text.replace("NoExtensionBias", "no token of this model's vocabulary goes on with it")
-    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
+    text = str(matcher.get_error()).replace("<non-verbose/>", "").partition("\n<backtrace>")[0].strip()
+    return text.replace("NoExtensionBias", "no token of this model's vocabulary goes on with it")
+
+
+def shortened(error: str) -> str:
+    """The beginning and the end: it may quote the whole grammar before it says what is wrong."""
+    half = LONGEST_ERROR // 2
+    return error if len(error) <= LONGEST_ERROR else f"{error[:half]} ... {error[-half:]}"
 
 
 def fill(matchers: Seq[Any], masks: npt.NDArray[np.int32]) -> None:

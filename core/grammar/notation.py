@@ -7,12 +7,14 @@ it. Here every token that goes on with the text is allowed, and the model choose
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from octavo.core.errors import RequestError
+from octavo.core.grammar.engine import shortened
 from octavo.core.structured_outputs import StructuredOutputsParams
 
-_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'  # at the end, so that places in messages are those in the user's text
 
 
 def as_lark(wanted: StructuredOutputsParams) -> str:
@@ -33,12 +35,20 @@ def as_lark(wanted: StructuredOutputsParams) -> str:
             start = _whole(wanted.grammar or "")
             if "%llguidance" in start:
                 raise refused("%llguidance options are set by the engine: leave that line out")
-    return _NO_FORCING + start
+    return start + _NO_FORCING
 
 
 def refused(message: str) -> RequestError:
     """What is wrong with a request's structured output."""
     return RequestError(f"structured_outputs: {message}", field="structured_outputs")
+
+
+def explained(error: str, kind: str) -> str:
+    """An error of the grammar engine, without the parts that speak of what `as_lark` wrote around the user's text."""
+    if kind == "grammar":
+        return shortened(error)
+    error = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
+    return shortened(re.split(r"\n\s*\d+ \| ", error)[0].replace(" (in regex)", "").strip())
 
 
 def _schema(text: str) -> dict[str, Any]:
@@ -48,7 +58,9 @@ def _schema(text: str) -> dict[str, Any]:
         raise refused(f"json is no JSON schema: {error}") from None
     if not isinstance(schema, dict | bool):
         raise refused(f"json is no JSON schema: it must be an object, true or false, not {text!r:.60}")
-    return schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+    if schema is False:
+        raise refused("json allows nothing: the schema is false")
+    return schema if isinstance(schema, dict) else {}
 
 
 def _json(schema: dict[str, Any], wanted: StructuredOutputsParams) -> str:

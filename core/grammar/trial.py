@@ -27,10 +27,10 @@ from typing import IO, Any
 
 from octavo.core.grammar.engine import new_matcher, new_tokenizer, problem_of
 
-STACK_BYTES = 512 * 1024  # every thread that will run the grammar has more
+STACK_BYTES = 1024 * 1024  # every thread that will run the grammar has more
 MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the helper has
-CPU_SECONDS = 5
-PATIENCE = 6  # times that long on the clock, for machines that are busy
+CPU_SECONDS = 2
+PATIENCE = 10  # times that long on the clock, for machines that are busy
 START_SECONDS = 60.0
 
 
@@ -152,7 +152,7 @@ def _in_a_fork(work: Callable[[], str], cpu_seconds: int) -> tuple[str, int]:
     num_bytes = max(0, usage.ru_maxrss - before) * unit
     if os.WIFSIGNALED(status):
         return _cause(os.WTERMSIG(status), cpu_seconds), num_bytes
-    return said.decode(errors="replace").removeprefix("."), num_bytes
+    return said.decode(errors="replace"), num_bytes
 
 
 def _cause(number: int, cpu_seconds: int) -> str:
@@ -160,7 +160,7 @@ def _cause(number: int, cpu_seconds: int) -> str:
         return f"it took longer than {cpu_seconds} s to compile"
     if number == signal.SIGABRT:
         return f"it took more than {MEMORY_BYTES >> 20} MiB to compile, or nests too deeply"
-    return f"it nests too deeply, or its rules refer to each other in too long a chain ({signal.Signals(number).name})"
+    return f"it is too large, nests too deeply, or its rules refer to each other in too long a chain ({signal.Signals(number).name})"
 
 
 def _limit(cpu_seconds: int) -> None:
@@ -179,7 +179,8 @@ def _on_a_small_stack(work: Callable[[], str], writing: int) -> None:
             error = f"it took more than {MEMORY_BYTES >> 20} MiB to compile"
         except BaseException as failure:  # a panic of the grammar engine is a BaseException
             error = f"the grammar engine failed: {failure}"
-        os.write(writing, b"." + error.encode(errors="replace")[:8000])
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(error.encode(errors="replace"))
 
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=run)

@@ -39,7 +39,7 @@ class Vocabulary:
         """`size` is the number of logits. Raises RequestError: what a token reads as depends on its neighbours."""
         streams = tokenizer.streams(skip_special_tokens=True)
         known = range(min(size, tokenizer.vocab_size))
-        table, first = [b""] * (size + 1), np.arange(size, dtype=np.int64)
+        table, first = [b""] * size + [b"<end of output>"], np.arange(size, dtype=np.int64)
         for token_id in known:
             middle, start = streams.token_bytes(token_id), streams.token_bytes(token_id, first=True)
             if middle is None or start is None:
