@@ -17,12 +17,8 @@ from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import Candidate
-<<<<<<< HEAD
-from octavo.core.inputs import InputBuilder, Ints, StepInputs, num_draws
-=======
 from octavo.core.grammar.masks import Masks, MaskThread
-from octavo.core.inputs import InputBuilder, StepInputs, num_draws
->>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
+from octavo.core.inputs import InputBuilder, Ints, StepInputs, num_draws
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
 from octavo.core.logprobs import TokenLogprobs
@@ -94,34 +90,23 @@ class TorchRunner(Runner):
         ids = inputs.input_ids
         if inputs.input_from is not None:
             ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
-<<<<<<< HEAD
-        rows = None if all_argmax(plan.chunks) else SamplingRows.build([row for chunk in plan.chunks for row in row_requests(chunk)])
+        requests = [] if all_argmax(plan.chunks) else [row for chunk in plan.chunks for row in row_requests(chunk)]
+        masks = self._masks.start(requests)
+        rows = SamplingRows.build(requests) if requests else None
         model, prompts = self.model, inputs.prompts
         wanted = inputs.logit_rows if prompts is None else torch.cat((inputs.logit_rows, prompts.rows))
         hidden = model.forward(ids, inputs.positions, self._attend(plan, inputs), rows=wanted)
         drawn_from = hidden[: len(inputs.logit_rows)]
         out = model.argmax(drawn_from) if rows is None else model.logits(drawn_from)
-=======
-        requests = [] if all_argmax(plan.chunks) else [row for chunk in plan.chunks for row in row_requests(chunk)]
-        pending = self._masks.start(requests)
-        rows = SamplingRows.build(requests) if requests else None
-        out = self.model.forward(
-            ids,
-            inputs.positions,
-            self._attend(plan, inputs),
-            logit_rows=inputs.logit_rows,
-            select="argmax" if rows is None else "logits",
-        )
->>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
         forwarded = self._clock.now()
         handle.draws = inputs.draws
         if rows is None:
             handle.tokens = out
         else:
-<<<<<<< HEAD
             scored = scored_draws(plan.chunks, inputs.draws)
             raw = None if scored is None else out[self._tensor(scored.rows)]  # a copy: the sampler writes into its logits
-            handle.tokens, handle.candidates = self._sampler.sample(out, rows)
+            handle.masks = self._masks.join(masks) if masks is not None else None
+            handle.tokens, handle.candidates = self._sampler.sample(out, rows, handle.masks)
             if scored is not None and raw is not None:
                 ids = handle.tokens[self._tensor(scored.draws)].clamp(min=0)  # -1: an error, told by the handle
                 handle.drawn = scored, score_rows(raw.__getitem__, ids, scored.num_top)
@@ -129,10 +114,6 @@ class TorchRunner(Runner):
             scored_from = hidden[len(inputs.logit_rows) :]
             of_prompts = scored_prompts(plan.chunks)
             handle.prompts = of_prompts, score_rows(lambda part: model.logits(scored_from[part]), prompts.targets, of_prompts.num_top)
-=======
-            handle.masks = self._masks.join(pending) if pending is not None else None
-            handle.tokens, handle.candidates = self._sampler.sample(out, rows, handle.masks)
->>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
         if inputs.keep_at is not None:
             self._ring[inputs.keep_at] = handle.tokens[inputs.keep_draws].clamp(min=0)  # -1 is no id to look up in an embedding
         handle.seconds.update(forward=forwarded - begun, sample=self._clock.now() - forwarded)
@@ -221,12 +202,9 @@ class TorchHandle:
         self.tokens: torch.Tensor | None = None  # [N] drawn ids
         self.draws: list[int] = []  # [chunks] how many of them are each chunk's
         self.candidates: Candidates | None = None
-<<<<<<< HEAD
         self.drawn: tuple[ScoredRows, Scores] | None = None  # of draws whose log probabilities are asked for
         self.prompts: tuple[ScoredRows, Scores] | None = None
-=======
         self.masks: Masks | None = None
->>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
         self.seconds: dict[str, float] = {}
         self._plan = plan
         self._clock = clock
@@ -239,12 +217,8 @@ class TorchHandle:
         drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
-<<<<<<< HEAD
-        candidates, errors = self._candidates(), dict[int, str]()
-        logprobs, prompt_logprobs = _deal(self.drawn), _deal(self.prompts)
-=======
         candidates, (ended, errors) = self._candidates(), self._by_chunk()
->>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
+        logprobs, prompt_logprobs = _deal(self.drawn), _deal(self.prompts)
         at = 0
         for index, (chunk, count) in enumerate(zip(self._plan.chunks, self.draws, strict=True)):
             mine = drawn[at : at + count]
@@ -254,7 +228,6 @@ class TorchHandle:
             elif -1 in mine or (index in candidates and math.isnan(candidates[index][0][1])):
                 errors.setdefault(index, NO_FINITE_LOGITS if chunk.sequence.grammar is None else NOTHING_ALLOWED)
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
-<<<<<<< HEAD
             if chunk.drafts and index in logprobs:
                 del logprobs[index][len(tokens[-1]) :]
         errors.update(
@@ -263,17 +236,14 @@ class TorchHandle:
             for index, entries in scored.items()
             if any(math.isnan(entry.logprob) for entry in entries)
         )
-        return StepResult(tokens, candidates, logprobs, prompt_logprobs, errors, self.seconds)
-=======
-        return StepResult(tokens, candidates, ended=ended, errors=errors, seconds=self.seconds)
+        return StepResult(tokens, candidates, logprobs, prompt_logprobs, ended, errors, self.seconds)
 
     def _by_chunk(self) -> tuple[set[int], dict[int, str]]:
         """What the masks said of rows of logits, by the index of the chunk that has the row."""
         if self.masks is None:
             return set(), {}
-        owners = [index for index, chunk in enumerate(self._plan.chunks) for _ in range(chunk.logits_from, chunk.stop)]
+        owners = [index for index, chunk in enumerate(self._plan.chunks) for _ in range(chunk.sampled_from, chunk.stop)]
         return {owners[row] for row in self.masks.ended}, {owners[row]: error for row, error in self.masks.errors.items()}
->>>>>>> 1568189 (Let structured outputs follow a grammar: llguidance's masks, worked out while the model runs)
 
     def _candidates(self) -> dict[int, list[Candidate]]:
         """The best tokens of each chunk of beams, by the chunk's index; such a chunk has one row of logits."""

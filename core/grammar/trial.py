@@ -18,13 +18,13 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
+from octavo.core.clock import MonotonicClock
 from octavo.core.grammar.engine import new_matcher, new_tokenizer, problem_of
 
 STACK_BYTES = 1024 * 1024  # every thread that will run the grammar has more
@@ -32,6 +32,7 @@ MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the helper has
 CPU_SECONDS = 2
 PATIENCE = 10  # times that long on the clock, for machines that are busy
 START_SECONDS = 60.0
+DONE = b"done "  # what a trial says that came to its end, before the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +134,17 @@ def _in_a_fork(work: Callable[[], str], cpu_seconds: int) -> tuple[str, int]:
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
-        _limit(cpu_seconds)
-        _on_a_small_stack(work, writing)
-        os._exit(0)
+        try:
+            _limit(cpu_seconds)
+            _on_a_small_stack(work, writing)
+        finally:
+            os._exit(0)
     os.close(writing)
-    ended = time.monotonic() + cpu_seconds * PATIENCE
+    clock = MonotonicClock()
+    ended = clock.now() + cpu_seconds * PATIENCE
     said = b""
     with os.fdopen(reading, "rb") as pipe:
-        while select.select([pipe], [], [], max(0.0, ended - time.monotonic()))[0]:
+        while select.select([pipe], [], [], max(0.0, ended - clock.now()))[0]:
             more = os.read(pipe.fileno(), 65536)
             if not more:
                 break
@@ -152,7 +156,9 @@ def _in_a_fork(work: Callable[[], str], cpu_seconds: int) -> tuple[str, int]:
     num_bytes = max(0, usage.ru_maxrss - before) * unit
     if os.WIFSIGNALED(status):
         return _cause(os.WTERMSIG(status), cpu_seconds), num_bytes
-    return said.decode(errors="replace"), num_bytes
+    if not said.startswith(DONE):
+        return f"it took more than {MEMORY_BYTES >> 20} MiB to compile", num_bytes
+    return said.removeprefix(DONE).decode(errors="replace"), num_bytes
 
 
 def _cause(number: int, cpu_seconds: int) -> str:
@@ -180,7 +186,7 @@ def _on_a_small_stack(work: Callable[[], str], writing: int) -> None:
         except BaseException as failure:  # a panic of the grammar engine is a BaseException
             error = f"the grammar engine failed: {failure}"
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(error.encode(errors="replace"))
+            pipe.write(DONE + error.encode(errors="replace"))
 
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=run)
