@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence as Seq
 
 from octavo.core.errors import PluginContractError
+from octavo.core.grammar.compiler import GrammarError
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.outputs import RequestOutput, completed, streamed
 from octavo.core.request import Request, Sequence
@@ -57,6 +58,13 @@ class Answers:
             sequence.error = f"its tokens cannot be turned into text: {error}"
             delta, reason, kept = "", "error", len(tokens)
         fresh = tokens if kept == len(tokens) else tokens[:kept]
+        if sequence.grammar is not None and reason in (None, "length"):
+            try:
+                if sequence.grammar.accept(fresh):  # complete: nothing more could come
+                    delta, reason = delta + text.finish(), "stop"
+            except GrammarError as error:
+                sequence.error = f"structured_outputs: {error}"
+                delta, reason = delta + text.finish(), "error"
         sequence.output += fresh
         if scored:
             sequence.logprobs += scored[:kept]

@@ -24,6 +24,7 @@ from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.errors import EngineStuckError, OutOfMemoryError, PluginContractError
 from octavo.core.execution import Handle, Runner, StepResult
 from octavo.core.forks import split
+from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.intake import make_request
 from octavo.core.kv import Allocator
 from octavo.core.logprobs import TokenLogprobs
@@ -81,6 +82,7 @@ class Engine:
         self.debug = debug
         self.answers = Answers(tokenizer)
         self.relief = Relief(scheduler)
+        self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size=vocab_size)
         self.observers = Observers()
         self.requests: dict[str, Request] = {}
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
@@ -128,6 +130,8 @@ class Engine:
             stream=stream,
         )
         check_request(request, self)
+        if request.params.structured_outputs is not None and self.grammars is not None:
+            request.sequences[0].grammar = self.grammars.compile(request.params.structured_outputs).matcher()
         if not request.beam_width:
             self.answers.begin(request.sequences[0])
         self.scheduler.add(request)
@@ -256,7 +260,12 @@ class Engine:
                 sequence.num_scheduled -= rejected
             joint = request.samples_jointly
             scored = result.logprobs.get(index, ())
-            reason = self._append(sequence, tokens, scored) if chunk.samples and not joint else None
+            reason = None
+            if index in result.ended:
+                reason = "stop"
+                self.answers.cut_short(sequence, reason)
+            elif chunk.samples and not joint:
+                reason = self._append(sequence, tokens, scored)
             sequence.num_computed = computed
             commit(sequence, computed if joint else min(computed, sequence.num_tokens - 1))
             if reason is not None:
@@ -380,3 +389,5 @@ class Engine:
         self._flying.clear()
         self.answers.drain()
         self.runner.close()
+        if self.grammars is not None:
+            self.grammars.close()

@@ -25,6 +25,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """For chunks of prompts whose log probabilities are wanted, by index: of the tokens behind the positions from `logits_from` to
     where sampling begins."""
+    ended: set[int] = field(default_factory=set)
+    """Chunks whose sequences are complete as they are and can go on no further, by index: they have no token."""
     errors: dict[int, str] = field(default_factory=dict)
     """Chunks that have no result, by index, and why: their requests fail, all others go on."""
     seconds: dict[str, float] = field(default_factory=dict)

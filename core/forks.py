@@ -23,6 +23,7 @@ def split(kv: Allocator, lead: Sequence) -> list[Sequence]:
     children = [Sequence(f"{request.id}/{i}", request, i) for i in range(1, request.width)]
     for child in children:
         fork(kv, lead, child, lead.num_computed)
+        child.grammar = lead.grammar.copy() if lead.grammar is not None else None
     request.sequences += children
     request.forked = True
     return [lead, *children]

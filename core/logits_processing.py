@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.core.grammar.masks import Masks
 from octavo.core.sampling_rows import Call, Entries, Penalties, SamplingRows
 
 
@@ -31,6 +32,14 @@ def process_logits(logits: torch.Tensor, rows: SamplingRows) -> dict[int, str]:
     if rows.penalties is not None:
         _penalise(flat, _index(rows.penalties.entries, logits), rows.penalties)
     return errors
+
+
+def forbid(logits: torch.Tensor, masks: Masks) -> None:
+    """Of logits [R, V], what a grammar does not allow gets -inf, in place, before all else."""
+    octets = as_tensor(masks.bits.view(np.uint8), logits)  # [S, 4 W]: bit 0 of a word's first octet is its first token
+    bits = (octets[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device)) & 1
+    rows = as_tensor(np.array(masks.rows, dtype=np.int64), logits)
+    logits[rows] = logits[rows].masked_fill_(bits.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
 
 def as_tensor(values: npt.NDArray[Any], like: torch.Tensor) -> torch.Tensor:

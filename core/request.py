@@ -18,6 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.sampling_settings import RowSettings
 
 if TYPE_CHECKING:
+    from octavo.core.grammar.compiler import Matcher
     from octavo.core.plan import Chunk
     from octavo.core.text.output_text import OutputText
     from octavo.core.token_counts import TokenCounts
@@ -56,6 +57,7 @@ class Sequence:
     error: str | None = None  # what went wrong, where finish_reason is "error"
     text: OutputText | None = None  # turns ids into text, keeps it, and says when to stop
     counts: TokenCounts | None = None  # of `output`, where penalties need them
+    grammar: Matcher | None = None  # what `output` must follow, as far as it has come; it advances with `output` and with nothing else
     prompt_len: int = field(init=False)
     max_positions: int = field(init=False)  # positions whose KV is ever written: the last token's is not
 

@@ -55,6 +55,7 @@ def _rows(chunk: Chunk) -> Iterator[RowRequest]:
             request.prompt,
             sequence.output,
             _counts(sequence) if settings.penalised else None,
+            sequence.grammar,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ import numpy.typing as npt
 from octavo.core.random_numbers import uniforms
 from octavo.core.sampling_settings import Floats, Ints, Numbers, Processor, RowSettings
 from octavo.core.token_counts import TokenCounts
+
+if TYPE_CHECKING:
+    from octavo.core.grammar.compiler import Matcher
 
 Float32s = npt.NDArray[np.float32]
 
@@ -36,6 +39,7 @@ class RowRequest(NamedTuple):
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()  # only where settings.special: all tokens before the one to be drawn
     counts: TokenCounts | None = None  # of `output`, where settings.penalised
+    grammar: Matcher | None = None  # what its output must follow, as far as that has come
 
 
 class Entries(NamedTuple):

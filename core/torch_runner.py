@@ -17,9 +17,11 @@ from octavo.core.beam_search import Candidate
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner, StepResult
+from octavo.core.grammar.masks import Masks, MaskThread
 from octavo.core.inputs import InputBuilder, Ints, StepInputs
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
+from octavo.core.logits_processing import forbid
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.model import Attend, Model
 from octavo.core.plan import BatchPlan
@@ -58,6 +60,7 @@ class TorchRunner(Runner):
         self._clock = clock
         self._debug = debug
         self._sampler = Sampler()
+        self._masks = MaskThread()
         self._inputs = InputBuilder(kv, device=model.device, max_rows=max_rows, depth=depth)
         self._ring = torch.zeros(depth * max_rows, dtype=torch.int64, device=model.device)  # see StepInputs
         self._broken: BaseException | None = None  # a step failed, and was not forgotten yet
@@ -88,7 +91,9 @@ class TorchRunner(Runner):
         ids = inputs.input_ids
         if inputs.input_from is not None:
             ids = torch.where(inputs.input_from < 0, ids, self._ring[inputs.input_from.clamp(min=0)])
-        rows = None if all_argmax(plan.chunks) else SamplingRows.build(row_requests(plan.chunks))
+        requests = [] if all_argmax(plan.chunks) else row_requests(plan.chunks)
+        masks = self._masks.start(requests)
+        rows = SamplingRows.build(requests) if requests else None
         model, prompts = self.model, inputs.prompts
         wanted = inputs.logit_rows if prompts is None else torch.cat((inputs.logit_rows, prompts.rows))
         hidden = model.forward(ids, inputs.positions, self._attend(plan, inputs), rows=wanted)
@@ -101,6 +106,9 @@ class TorchRunner(Runner):
         else:
             scored = scored_draws(plan.chunks, inputs.draws)
             raw = None if scored is None else out[self._tensor(scored.rows)]  # a copy: the sampler writes into its logits
+            if masks is not None:
+                handle.masks = self._masks.join(masks)
+                forbid(out, handle.masks)
             handle.tokens, handle.candidates, refused = self._sampler.sample(out, rows)
             handle.errors = {chunk_of_row(plan.chunks, row): error for row, error in refused.items()}
             if scored is not None and raw is not None:
@@ -142,6 +150,7 @@ class TorchRunner(Runner):
 
     def close(self) -> None:
         """Let go of the caches."""
+        self._masks.close()
         self.tensors.free()
 
 
@@ -168,6 +177,7 @@ class TorchHandle:
         self.drawn: tuple[ScoredRows, Scores] | None = None  # of draws whose log probabilities are asked for
         self.prompts: tuple[ScoredRows, Scores] | None = None
         self.errors: dict[int, str] = {}  # of chunks that are known to have no result
+        self.masks: Masks | None = None
         self.seconds: dict[str, float] = {}
         self._plan = plan
         self._clock = clock
@@ -180,15 +190,17 @@ class TorchHandle:
         drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []
-        candidates, errors = self._candidates(), dict(self.errors)
+        candidates, (ended, errors) = self._candidates(), self._by_chunk()
         logprobs, prompt_logprobs = _deal(self.drawn), _deal(self.prompts)
         at = 0
         for index, (chunk, count) in enumerate(zip(self._plan.chunks, self.draws, strict=True)):
             mine = drawn[at : at + count]
             at += count
-            if NOT_FINITE in mine or (index in candidates and math.isnan(candidates[index][0][1])):
+            if index in ended:
+                mine = []
+            elif NOT_FINITE in mine or (index in candidates and math.isnan(candidates[index][0][1])):
                 errors.setdefault(index, NO_FINITE_LOGITS)
-            if NOTHING_LEFT in mine:
+            elif NOTHING_LEFT in mine:
                 errors.setdefault(index, ALL_BANNED)
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)
             if chunk.drafts and index in logprobs:
@@ -199,7 +211,14 @@ class TorchHandle:
             for index, entries in scored.items()
             if any(math.isnan(entry.logprob) for entry in entries)
         )
-        return StepResult(tokens, candidates, logprobs, prompt_logprobs, errors, self.seconds)
+        return StepResult(tokens, candidates, logprobs, prompt_logprobs, ended, errors, self.seconds)
+
+    def _by_chunk(self) -> tuple[set[int], dict[int, str]]:
+        """Chunks whose output is complete as it is, and those that are known to have no result, and why."""
+        if self.masks is None:
+            return set(), dict(self.errors)
+        owners = [index for index, chunk in enumerate(self._plan.chunks) for _ in range(chunk.sampled_from, chunk.stop)]
+        return {owners[row] for row in self.masks.ended}, self.errors | {owners[row]: error for row, error in self.masks.errors.items()}
 
     def _candidates(self) -> dict[int, list[Candidate]]:
         """The best tokens of each chunk of beams, by the chunk's index; such a chunk has one row of logits."""

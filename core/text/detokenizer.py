@@ -56,6 +56,10 @@ class Streams(Protocol):
 
     def open(self) -> Stream: ...
 
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
+        """What a token adds to a text, or to an empty one (`first`); b"" if nothing, None if that depends on its neighbours."""
+        ...
+
 
 def streams_for(tokenizer: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> Streams:
     """The kind of stream that this tokenizer's decoder needs."""
@@ -110,6 +114,9 @@ class _ByteStreams:
     def open(self) -> Stream:
         return _ByteStream(self)
 
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
+        return self.bytes_of(token_id)
+
     def bytes_of(self, token_id: int) -> bytes:
         data = self._bytes.get(token_id)
         if data is None:
@@ -161,6 +168,13 @@ class _PieceStreams:
     def open(self) -> Stream:
         return _PieceStream(self)
 
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
+        token = self.vocabulary.token(token_id)
+        if token is None:
+            return b""
+        text = self.vocabulary.decode([token_id]) if first else self.decode_after_start([token_id])
+        return bytes([int(token[3:5], 16)]) if text and token_id in self.byte_ids else text.encode()
+
     def decode_after_start(self, token_ids: list[int]) -> str:
         """What the tokens add to a text that has begun: decoders treat the first token in a way of its own."""
         return self.vocabulary.decode([self._anchor, *token_ids])[self._anchor_length :]
@@ -211,6 +225,9 @@ class _ContextStreams:
 
     def open(self) -> Stream:
         return _ContextStream(self._vocabulary)
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
+        return None
 
 
 class _ContextStream:
