@@ -45,6 +45,7 @@ class Flight:
     plan: BatchPlan
     handle: Handle | None
     started: float
+    num_accepted: int = 0  # drafts, known once it is applied
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -171,7 +172,7 @@ class Engine:
         plan = self.scheduler.schedule(started)
         if not isinstance(plan, BatchPlan):
             raise PluginContractError(f"{type(self.scheduler).__name__}.schedule returned {plan!r:.60}, not what PlanBuilder.build makes")
-        flight = Flight(next(self._steps), plan, None, started, {"schedule": self.clock.now() - started})
+        flight = Flight(next(self._steps), plan, None, started, seconds={"schedule": self.clock.now() - started})
         for request, error in plan.failed:
             self._end(request, "error", error)
         if plan:
@@ -250,6 +251,7 @@ class Engine:
             if index in result.prompt_logprobs:
                 request.score_prompt(result.prompt_logprobs[index])
             if chunk.drafts:
+                flight.num_accepted += len(tokens) - 1
                 rejected = len(chunk.drafts) + 1 - len(tokens)
                 computed -= rejected
                 sequence.num_scheduled -= rejected
@@ -368,6 +370,7 @@ class Engine:
             usage=self.kv.usage(),
             stats=self.kv.stats(),
             events=tuple(events),
+            num_accepted=flight.num_accepted,
             seconds=flight.seconds,
         )
         self.observers.tell("step_finished", report)

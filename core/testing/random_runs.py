@@ -22,6 +22,7 @@ from octavo.core.outputs import RequestOutput, StepReport
 from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
+from octavo.core.speculation import PromptLookup
 from octavo.core.testing.fake_model import EOS, VOCAB_SIZE, decode_alone, sample_alone, score_alone, score_tokens
 from octavo.core.testing.fake_runner import FailurePoint, FakeRunner, InjectedFailure
 
@@ -72,13 +73,28 @@ def draw_case(number: int, *, schedulers: Seq[str], allocators: Seq[str]) -> Cas
     )
 
 
-def look_up(sequence: Sequence) -> list[int]:
-    """Prompt lookup: the three tokens that followed the last token when it occurred before."""
-    tokens = sequence.tokens()
-    for index in range(len(tokens) - 2, -1, -1):
-        if tokens[index] == tokens[-1]:
-            return tokens[index + 1 : index + 4]
+def look_up(tokens: Seq[int], *, num_tokens: int, longest: int, shortest: int) -> list[int]:
+    """What `PromptLookup` must propose after these tokens, found by looking through all of them."""
+    for n in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if list(tokens[end - n : end]) == list(tokens[len(tokens) - n :]):
+                text = list(tokens)
+                for index in range(end, end + num_tokens):
+                    text.append(text[index])
+                return text[len(tokens) :]
     return []
+
+
+class CheckedLookup(PromptLookup):
+    """Prompt lookup that compares each of its guesses with those of a plain search. Raises AssertionError."""
+
+    def __call__(self, sequence: Sequence) -> list[int]:
+        """What both propose."""
+        found, tokens = super().__call__(sequence), sequence.tokens()
+        expected = look_up(tokens, num_tokens=self.num_tokens, longest=self._lengths[0], shortest=self._lengths[-1])
+        if found != expected:
+            raise AssertionError(f"{sequence.id}: {found} is proposed after {tokens} instead of {expected}")
+        return found
 
 
 def run(case: Case, make_stack: MakeStack) -> RunStats:
@@ -98,7 +114,7 @@ class _Run:
         self.stats = RunStats()
         scheduler, self.kv = make_stack(case)
         if case.kind in ("drafts", "all"):
-            scheduler.proposer = look_up
+            scheduler.proposer = CheckedLookup(num_tokens=3, longest=1 + case.seed % 3, shortest=1)
         failures = {step: self.rng.choice(list(FailurePoint)) for step in range(300) if case.failures and self.rng.random() < 0.08}
         self.runner = FakeRunner(self.kv, eager=self.rng.random() < 0.5, failures=failures)
         self.clock = ManualClock()

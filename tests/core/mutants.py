@@ -11,6 +11,7 @@ from octavo.core.engine import Engine
 from octavo.core.kv import Allocator
 from octavo.core.plan_builder import PlanBuilder
 from octavo.core.request import Request, Sequence
+from octavo.core.speculation import PromptLookup
 from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
 from octavo.plugins.allocators.paged.block_table import BlockTable
@@ -88,6 +89,12 @@ CORE: dict[str, Mutant] = {
     ),
     "beams that are behind sample at once": breaks(
         plan_builder._need, "need -= 1", "pass", PLAN + "test_beams_sample_together_or_not_at_all"
+    ),
+    # prompt lookup
+    "a sequence's last tokens find themselves": breaks(PromptLookup._latest_end, "(sequence, stop - 1)", "(sequence, stop)", kind="drafts"),
+    "a prompt's last tokens find themselves": breaks(PromptLookup._up_to, "request.prompt[:-1]", "request.prompt", kind="drafts"),
+    "new tokens are noted without those before them": breaks(
+        PromptLookup._up_to, "max(known.stop + 1 - self._lengths[0], 0)", "known.stop", kind="drafts"
     ),
     # forks
     "a family rejoins at its lead's count": breaks(
