@@ -7,7 +7,7 @@ Must not know: any plugin by name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from octavo.core.attention import Kernel
 from octavo.core.clock import Clock, MonotonicClock
+from octavo.core.default_sampling import default_params, describe_defaults, read_defaults
 from octavo.core.descriptors import AllocatorPlugin, Facts, ModelPlugin, ModelShape, PoolShape, SchedulerPlugin
 from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
 from octavo.core.engine import Engine
@@ -26,6 +27,7 @@ from octavo.core.memory import GIB, PoolSize, size_pool
 from octavo.core.model import Model, Ops
 from octavo.core.plan_builder import Proposer
 from octavo.core.registry import Registry
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
 from octavo.core.settings.config import EngineConfig
 from octavo.core.settings.engine import SpeculativeConfig
@@ -60,6 +62,11 @@ class BuiltEngine:
     config: ResolvedConfig
     pool: PoolSize
     loaded: LoadedModel
+    default_sampling: Mapping[str, Any]  # fields of SamplingParams that the model's files set, for calls without params
+
+    def default_params(self, prompt_len: int, *, max_tokens: int | None) -> SamplingParams:
+        """For a call without params and a prompt of that length; `max_tokens`: where the model's files do not say it."""
+        return default_params(self.default_sampling, prompt_len=prompt_len, max_model_len=self.config.max_model_len, max_tokens=max_tokens)
 
 
 def load_model(
@@ -162,12 +169,21 @@ def build_engine(
     for observer in registry.observers:
         engine.observers.add_hooks(observer.hooks)
     engine.observers.tell("engine_started", stack)
+    sampling = _default_sampling(config, loaded, report)
     report(f"stack: {stack}")
     if not on_gpu:
         report("gpu_memory_utilization is unused on a CPU")
     for line in pool.log_lines(max_model_len):
         report(line)
-    return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded)
+    return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded, default_sampling=sampling)
+
+
+def _default_sampling(config: EngineConfig, loaded: LoadedModel, report: Callable[[str], None]) -> dict[str, Any]:
+    """What the model's files say of sampling, if the settings let them."""
+    file, used = str(loaded.source.path / "generation_config.json"), config.engine.generation_config == "auto"
+    defaults = read_defaults(loaded.source.generation_config, file=file) if used else {}
+    report(describe_defaults(defaults, file=file, used=used))
+    return defaults
 
 
 def _proposer(settings: SpeculativeConfig) -> Proposer:

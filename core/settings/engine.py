@@ -55,6 +55,10 @@ class EngineSettings(PluginOptions):
     kv_dtype: Annotated[Dtype, BeforeValidator(_refuse_quantised)] = Field("auto", description="of the KV cache; auto: as dtype")
     device: str = Field("auto", pattern=r"^[a-z]+(:\d+)?$", description="auto, cpu, cuda, cuda:1, ...")
     seed: int = Field(0, ge=0, description="of the random numbers of requests that bring no seed")
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="sampling of calls without params; auto: what the model's generation_config.json says, none: Octavo's defaults",
+    )
     speculative_config: SpeculativeConfig | None = Field(None, description="speculative decoding, a table of its own; unset: off")
     debug: bool = Field(False, description="check invariants after each step and fill unwritten KV with NaN; slow")
 
