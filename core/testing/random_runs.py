@@ -110,6 +110,7 @@ class _Run:
         self.case = case
         self.rng = random.Random(case.seed)
         self.resets = random.Random(-1 - case.seed)  # of what is cached; apart, so that they change nothing else
+        self.timeouts = random.Random(f"timeouts of {case.seed}")
         self.wants = random.Random(-1_000_003 - case.seed)  # log probabilities
         self.stats = RunStats()
         scheduler, self.kv = make_stack(case)
@@ -134,7 +135,7 @@ class _Run:
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.ended: dict[str, RequestOutput] = {}  # as observers were told
-        self.aborted: set[str] = set()
+        self.aborted: set[str] = set()  # or timed out
         self.pending = [f"r{number}" for number in range(14)]
         self.common = [self.rng.randrange(1, 4) for _ in range(MAX_MODEL_LEN)]
         self.barren = 0
@@ -149,6 +150,12 @@ class _Run:
         if output.request_id in self.ended:
             raise AssertionError(f"{output.request_id} ended twice")
         self.ended[output.request_id] = output
+        if any(one.finish_reason == "timeout" for one in output.outputs):
+            request = self.requests[output.request_id]
+            if request.deadline is None or self.clock.now() < request.deadline:
+                raise AssertionError(f"{request.id} timed out at {self.clock.now()}, its deadline is {request.deadline}")
+            self.aborted.add(request.id)
+            self.stats.counts["timed out"] += 1
 
     def to_its_end(self) -> RunStats:
         engine, rng, arrives = self.engine, self.rng, (0.35, 0.8)[self.case.seed % 2]
@@ -184,6 +191,7 @@ class _Run:
             ignore_eos=rng.random() < 0.2,
             seed=rng.choice([None, None, 7]),
             cache_salt=rng.choice(["", "", "x"]),
+            timeout_s=self.timeouts.uniform(0.1, 20.0) if kind in ("aborts", "all") and self.timeouts.random() < 0.2 else None,
         )
         try:
             self.requests[request_id] = self.engine.add_request(
@@ -251,8 +259,8 @@ class _Run:
 
     def _check_aborted(self, request: Request, found: list[tuple[list[int], str | None]]) -> None:
         """What an aborted request had until then is the beginning of what it would have given."""
-        if all(reason != "abort" for _, reason in found):
-            raise AssertionError(f"{request.id} was aborted, its reasons are {found}")
+        if all(reason not in ("abort", "timeout") for _, reason in found) or len(found) < request.params.n:
+            raise AssertionError(f"{request.id} was aborted, its outputs are {found}")
         if request.beam_width:
             return
         for sequence in request.finished:
