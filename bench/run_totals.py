@@ -16,6 +16,8 @@ class RunTotals:
     rows: int = 0
     idle_rows: int = 0
     preemptions: int = 0
+    drafted: int = 0  # tokens guessed by speculative decoding
+    accepted: int = 0  # of these, tokens that were right
     peak_slots: int = 0  # granted to live sequences, filled or not
     prefill_tokens: int = 0  # of steps that compute prompts, rows that decode beside them included
     prefill_seconds: float = field(default=0.0, compare=False)  # of these steps' forward passes
@@ -27,9 +29,11 @@ class RunTotals:
         self.rows += report.num_rows
         self.idle_rows += report.idle_rows
         self.preemptions += report.num_preempted
+        self.drafted += report.num_drafted
+        self.accepted += report.num_accepted
         self.peak_slots = max(self.peak_slots, report.usage.filled + report.usage.held)
         self.stats = report.stats
-        if report.num_tokens > report.num_rows:
+        if report.num_tokens - report.num_drafted > report.num_rows:
             self.prefill_tokens += report.num_tokens
             self.prefill_seconds += report.seconds.get("forward", 0.0)
 
@@ -37,6 +41,11 @@ class RunTotals:
     def mean_batch(self) -> float:
         """Rows of a step, on average."""
         return self.rows / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """The share of guessed tokens that were right; 0 without guesses."""
+        return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def seconds_saved(self) -> float:

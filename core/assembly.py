@@ -7,7 +7,7 @@ Must not know: any plugin by name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from octavo.core.attention import Kernel
 from octavo.core.clock import Clock, MonotonicClock
+from octavo.core.default_sampling import default_params, describe_defaults, read_defaults
 from octavo.core.descriptors import AllocatorPlugin, Facts, ModelPlugin, ModelShape, PoolShape, SchedulerPlugin
 from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
 from octavo.core.engine import Engine
@@ -24,11 +25,15 @@ from octavo.core.errors import ConfigError, ModelSourceError, OctavoError, Plugi
 from octavo.core.kv import Allocator
 from octavo.core.memory import GIB, PoolSize, size_pool
 from octavo.core.model import Model, Ops
+from octavo.core.plan_builder import Proposer
 from octavo.core.registry import Registry
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
 from octavo.core.settings.config import EngineConfig
+from octavo.core.settings.engine import SpeculativeConfig
 from octavo.core.settings.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
 from octavo.core.sources import ModelSource, resolve as resolve_source
+from octavo.core.speculation import PromptLookup
 from octavo.core.stack import Choice
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.core.torch_runner import TorchRunner
@@ -57,6 +62,11 @@ class BuiltEngine:
     config: ResolvedConfig
     pool: PoolSize
     loaded: LoadedModel
+    default_sampling: Mapping[str, Any]  # fields of SamplingParams that the model's files set, for calls without params
+
+    def default_params(self, prompt_len: int, *, max_tokens: int | None) -> SamplingParams:
+        """For a call without params and a prompt of that length; `max_tokens`: where the model's files do not say it."""
+        return default_params(self.default_sampling, prompt_len=prompt_len, max_model_len=self.config.max_model_len, max_tokens=max_tokens)
 
 
 def load_model(
@@ -108,6 +118,7 @@ def build_engine(
     stack, options, max_model_len = resolved.stack, resolved.scheduler_options, resolved.max_model_len
     on_gpu = facts.device_type != "cpu"
     budget = options.max_num_batched_tokens or max_model_len
+    drafts = settings.speculative_config.num_speculative_tokens if settings.speculative_config else 0
     kernel = _build(stack.kernel, Kernel, stack.kernel.options, model.layers, facts)
     pool = size_pool(
         slot_bytes=sum(spec.bytes_per_slot for layer in model.layers for spec in kernel.cache_spec(layer)),
@@ -115,7 +126,7 @@ def build_engine(
         max_num_seqs=options.max_num_seqs,
         device=device_memory(model.device),
         on_gpu=on_gpu,
-        reserved_bytes=measure_reserved(model, num_tokens=budget, num_rows=options.max_num_seqs) if on_gpu else 0,
+        reserved_bytes=measure_reserved(model, num_tokens=budget, num_rows=options.max_num_seqs * (1 + drafts)) if on_gpu else 0,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_memory=settings.kv_cache_memory,
         num_kv_slots=settings.num_kv_slots,
@@ -135,6 +146,9 @@ def build_engine(
     scheduler = _build(stack.scheduler, Scheduler, options, kv)
     if scheduler.chunking != cast(SchedulerPlugin, stack.scheduler.plugin).chunking:
         raise PluginContractError(f"{stack.scheduler} was declared with chunking = {not scheduler.chunking}, and has it otherwise")
+    if settings.speculative_config is not None:
+        scheduler.proposer = _proposer(settings.speculative_config)
+        report(f"speculation: {settings.speculative_config.method}, up to {drafts} tokens a sequence and step")
     try:
         runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
@@ -155,12 +169,26 @@ def build_engine(
     for observer in registry.observers:
         engine.observers.add_hooks(observer.hooks)
     engine.observers.tell("engine_started", stack)
+    sampling = _default_sampling(config, loaded, report)
     report(f"stack: {stack}")
     if not on_gpu:
         report("gpu_memory_utilization is unused on a CPU")
     for line in pool.log_lines(max_model_len):
         report(line)
-    return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded)
+    return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded, default_sampling=sampling)
+
+
+def _default_sampling(config: EngineConfig, loaded: LoadedModel, report: Callable[[str], None]) -> dict[str, Any]:
+    """What the model's files say of sampling, if the settings let them."""
+    file, used = str(loaded.source.path / "generation_config.json"), config.engine.generation_config == "auto"
+    defaults = read_defaults(loaded.source.generation_config, file=file) if used else {}
+    report(describe_defaults(defaults, file=file, used=used))
+    return defaults
+
+
+def _proposer(settings: SpeculativeConfig) -> Proposer:
+    """Who guesses next tokens. A draft model would be chosen here."""
+    return PromptLookup(num_tokens=settings.num_speculative_tokens, longest=settings.prompt_lookup_max, shortest=settings.prompt_lookup_min)
 
 
 Part = TypeVar("Part")

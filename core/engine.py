@@ -15,15 +15,15 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from octavo.core.answers import Answers
 from octavo.core.beam_search import Rows, advance_beams
 from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.clock import Clock, MonotonicClock
+from octavo.core.deadlines import Deadlines
 from octavo.core.errors import EngineStuckError, OutOfMemoryError, PluginContractError
 from octavo.core.execution import Handle, Runner, StepResult
-from octavo.core.forks import split
+from octavo.core.forks import split, unborn
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.intake import make_request
 from octavo.core.kv import Allocator
@@ -48,6 +48,7 @@ class Flight:
     plan: BatchPlan
     handle: Handle | None
     started: float
+    num_accepted: int = 0  # drafts, known once it is applied
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -87,7 +88,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap; those of ended requests go when they come up
+        self._deadlines = Deadlines()
         self._next_order = 0  # of the next request
         self._undone: dict[Request, None] = {}  # of a step that failed just now
         self._steps = itertools.count()
@@ -136,8 +137,7 @@ class Engine:
             self.answers.begin(request.sequences[0])
         self.scheduler.add(request)
         self.requests[request.id] = request
-        if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, request.order, request))
+        self._deadlines.add(request)
         self._next_order += 1
         return request
 
@@ -161,7 +161,8 @@ class Engine:
         """
         started = self.clock.now()
         self._undone.clear()
-        self._expire(started)
+        for request in self._deadlines.expired(started):
+            self._end(request, "timeout")  # with what it has
         try:
             self._advance(started)
         except OutOfMemoryError as error:
@@ -175,7 +176,7 @@ class Engine:
         plan = self.scheduler.schedule(started)
         if not isinstance(plan, BatchPlan):
             raise PluginContractError(f"{type(self.scheduler).__name__}.schedule returned {plan!r:.60}, not what PlanBuilder.build makes")
-        flight = Flight(next(self._steps), plan, None, started, {"schedule": self.clock.now() - started})
+        flight = Flight(next(self._steps), plan, None, started, seconds={"schedule": self.clock.now() - started})
         for request, error in plan.failed:
             self._end(request, "error", error)
         if plan:
@@ -198,18 +199,10 @@ class Engine:
             if self.requests.get(request.id) is request:
                 self._end(request, "error", f"its step failed: {error}")
 
-    def _expire(self, now: float) -> None:
-        """End the requests whose time is up, with what they have."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heappop(self._deadlines)[2]
-            if self.requests.get(request.id) is request:
-                self._end(request, "timeout")
-
     def _wake_up(self, plan: BatchPlan) -> float | None:
         """Until when nothing is to be done: the policy's own time, or the next request's to end, whichever comes first."""
-        if plan.wait_until is None or not self._deadlines:
-            return plan.wait_until
-        return min(plan.wait_until, self._deadlines[0][0])
+        first = self._deadlines.first
+        return plan.wait_until if plan.wait_until is None or first is None else min(plan.wait_until, first)
 
     def _submit(self, flight: Flight) -> None:
         self._barren = 0
@@ -255,6 +248,7 @@ class Engine:
             if index in result.prompt_logprobs:
                 request.score_prompt(result.prompt_logprobs[index])
             if chunk.drafts:
+                flight.num_accepted += len(tokens) - 1
                 rejected = len(chunk.drafts) + 1 - len(tokens)
                 computed -= rejected
                 sequence.num_scheduled -= rejected
@@ -319,6 +313,8 @@ class Engine:
 
     def _end(self, request: Request, reason: str, error: str | None = None) -> None:
         """End all that is left of a request, aborted or failed; its KV goes back at once."""
+        if not request.beam_width:
+            request.sequences += unborn(request)  # n outputs, however early it ends
         for sequence in list(request.sequences):
             self._drop(sequence)
             sequence.finish_reason, sequence.error = reason, error
@@ -328,6 +324,7 @@ class Engine:
 
     def _complete(self, request: Request) -> None:
         self.scheduler.remove(request)
+        self._deadlines.drop(request)
         del self.requests[request.id]
         answer = self.answers.complete(request, finished_at=self.clock.now())
         self.observers.tell("request_finished", answer)
@@ -378,6 +375,7 @@ class Engine:
             usage=self.kv.usage(),
             stats=self.kv.stats(),
             events=tuple(events),
+            num_accepted=flight.num_accepted,
             seconds=flight.seconds,
         )
         self.observers.tell("step_finished", report)

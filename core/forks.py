@@ -17,10 +17,15 @@ def fork(kv: Allocator, parent: Sequence, child: Sequence, num_tokens: int) -> N
     child.num_computed = child.num_scheduled = num_tokens
 
 
+def unborn(request: Request) -> list[Sequence]:
+    """The sequences that have not parted from a request's first one yet."""
+    return [] if request.forked else [Sequence(f"{request.id}/{i}", request, i) for i in range(1, request.width)]
+
+
 def split(kv: Allocator, lead: Sequence) -> list[Sequence]:
     """The prompt of a request with n > 1 is computed: its n sequences, the lead first, the others forked from it."""
     request = lead.request
-    children = [Sequence(f"{request.id}/{i}", request, i) for i in range(1, request.width)]
+    children = unborn(request)
     for child in children:
         fork(kv, lead, child, lead.num_computed)
         child.grammar = lead.grammar.copy() if lead.grammar is not None else None

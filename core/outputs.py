@@ -160,6 +160,8 @@ class StepReport:
     num_rows: int
     num_tokens: int
     num_sampled: int
+    num_drafted: int  # tokens guessed by speculative decoding and checked
+    num_accepted: int  # of these, tokens that the model would have chosen itself
     idle_rows: int
     num_preempted: int
     num_failed: int
@@ -180,6 +182,7 @@ def step_report(
     usage: KVUsage,
     stats: KVStats,
     events: tuple[BlockEvent, ...],
+    num_accepted: int,
     seconds: dict[str, float],
 ) -> StepReport:
     """A plan in numbers, and the state of engine and pool after it."""
@@ -194,6 +197,8 @@ def step_report(
         num_rows=len(plan.chunks),
         num_tokens=plan.num_tokens,
         num_sampled=sum(chunk.samples for chunk in plan.chunks),
+        num_drafted=sum(len(chunk.drafts) for chunk in plan.chunks),
+        num_accepted=num_accepted,
         idle_rows=plan.idle_rows,
         num_preempted=len(plan.preempted),
         num_failed=len(plan.failed),

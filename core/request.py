@@ -108,7 +108,7 @@ class Sequence:
         self.status = status
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """What a user sends and a scheduler sees: one prompt and the 1..width sequences that continue it.
 

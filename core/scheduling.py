@@ -36,7 +36,7 @@ class Scheduler(ABC):
         self.kv = kv
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.proposer = proposer
+        self.proposer = proposer  # guesses next tokens for every plan; may be set later, which is how an engine's config does it
         self.max_num_seqs = options.max_num_seqs  # these two may be lower for a while, where device memory ran out
         self.budget = options.max_num_batched_tokens or options.max_num_seqs
 

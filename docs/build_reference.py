@@ -29,7 +29,7 @@ from octavo.core.options import ClassLimits
 from octavo.core.parameters import allowed
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import FIELDS
-from octavo.core.settings.engine import EngineSettings
+from octavo.core.settings.engine import EngineSettings, SpeculativeConfig
 from octavo.core.settings.presets import PRESETS
 from octavo.core.settings.schema import json_schema
 from octavo.core.sources import CATALOGUE, DEFAULT_MODEL
@@ -60,6 +60,7 @@ def hooks() -> str:
 def options(registry: Registry) -> str:
     """The sections of a config and their options."""
     lines = ["# Options", "", "## `[engine]`", "", *_fields(EngineSettings), ""]
+    lines += ["## `[engine.speculative_config]`", "", *_fields(SpeculativeConfig), ""]
     for kind in KINDS:
         for plugin in registry.descriptors(kind):
             lines += [

@@ -89,7 +89,16 @@ def _tiny(family: str, seed: int, dtype: torch.dtype, overrides: str) -> Path:
     )
 
 
-def save_scaled(config: transformers.PretrainedConfig, name: str, *, seed: int, dtype: torch.dtype = torch.float32) -> Path:
+@functools.cache
+def looping() -> Path:
+    """Folder of a tiny Llama that soon repeats itself, for drafts that are right: its matrices are scaled up less."""
+    config = transformers.LlamaConfig(**(_COMMON | _FAMILIES["llama_gqa"][1]))
+    return save_scaled(config, "looping", seed=3, scale=4)
+
+
+def save_scaled(
+    config: transformers.PretrainedConfig, name: str, *, seed: int, dtype: torch.dtype = torch.float32, scale: float = 8
+) -> Path:
     """Folder of a random model of that config: matrices scaled up, biases and norms random; gone when the session ends."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -101,7 +110,7 @@ def save_scaled(config: transformers.PretrainedConfig, name: str, *, seed: int, 
                 elif parameter.dim() == 1:
                     parameter.normal_(1, 0.3)
                 else:
-                    parameter.mul_(8)
+                    parameter.mul_(scale)
     folder = _session() / f"{name}-{len(list(_session().iterdir()))}"
     model.to(dtype).save_pretrained(folder)
     _tokenizer(config.vocab_size).save(str(folder / "tokenizer.json"))

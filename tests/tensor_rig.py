@@ -58,6 +58,7 @@ class TensorRig:
         kv: Allocator,
         *,
         family: str = "llama_gqa",
+        model: Path | None = None,
         kernel: str = "sdpa",
         scheduler: Callable[..., Scheduler] = Continuous,
         options: SchedulerOptions | None = None,
@@ -69,16 +70,16 @@ class TensorRig:
         wrap: Callable[[Model], Model] | None = None,
     ) -> None:
         self.kv = kv
-        self.folder = tiny(family)
+        self.folder = model or tiny(family)
         parts = loaded(self.folder, "llama", "torch")
-        model = wrap(parts.model) if wrap else parts.model
+        net = wrap(parts.model) if wrap else parts.model
         plugin = cast(KernelPlugin, REGISTRY.get("kernel", kernel))
         options = options or ContinuousOptions.model_validate(
             {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": MAX_MODEL_LEN, "preemption": preemption}
         )
         self.runner = TorchRunner(
-            model,
-            plugin.build(plugin.options(), model.layers, parts.facts),
+            net,
+            plugin.build(plugin.options(), net.layers, parts.facts),
             kv,
             clock=ManualClock(),
             max_rows=max_num_seqs,

@@ -24,6 +24,21 @@ def _refuse_swapping(gib: float) -> float:
     return gib
 
 
+class SpeculativeConfig(PluginOptions):
+    """Speculative decoding: several tokens a step where the next ones can be guessed. Names are vLLM's."""
+
+    method: Literal["ngram"] = Field("ngram", description="who guesses; ngram: what followed the last tokens where they stood before")
+    num_speculative_tokens: int = Field(4, ge=1, le=64, description="most tokens guessed for a sequence and step")
+    prompt_lookup_max: int = Field(4, ge=1, le=64, description="most last tokens that are looked for; long matches go first")
+    prompt_lookup_min: int = Field(2, ge=1, le=64, description="fewest of them; lower guesses more often, and wrong more often")
+
+    @model_validator(mode="after")
+    def _shortest_first(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(f"prompt_lookup_min = {self.prompt_lookup_min} is more than prompt_lookup_max = {self.prompt_lookup_max}")
+        return self
+
+
 class EngineSettings(PluginOptions):
     """Settings of the engine itself. Exactly one of `kv_cache_memory` and `num_kv_slots`, or none, sizes the KV pool."""
 
@@ -40,6 +55,11 @@ class EngineSettings(PluginOptions):
     kv_dtype: Annotated[Dtype, BeforeValidator(_refuse_quantised)] = Field("auto", description="of the KV cache; auto: as dtype")
     device: str = Field("auto", pattern=r"^[a-z]+(:\d+)?$", description="auto, cpu, cuda, cuda:1, ...")
     seed: int = Field(0, ge=0, description="of the random numbers of requests that bring no seed")
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="sampling of calls without params; auto: what the model's generation_config.json says, none: Octavo's defaults",
+    )
+    speculative_config: SpeculativeConfig | None = Field(None, description="speculative decoding, a table of its own; unset: off")
     debug: bool = Field(False, description="check invariants after each step and fill unwritten KV with NaN; slow")
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from octavo.core.outputs import RequestOutput, StepReport
 from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
+from octavo.core.speculation import PromptLookup
 from octavo.core.testing.fake_model import EOS, VOCAB_SIZE, decode_alone, sample_alone, score_alone, score_tokens
 from octavo.core.testing.fake_runner import FailurePoint, FakeRunner, InjectedFailure
 
@@ -73,13 +74,28 @@ def draw_case(number: int, *, schedulers: Seq[str], allocators: Seq[str]) -> Cas
     )
 
 
-def look_up(sequence: Sequence) -> list[int]:
-    """Prompt lookup: the three tokens that followed the last token when it occurred before."""
-    tokens = sequence.tokens()
-    for index in range(len(tokens) - 2, -1, -1):
-        if tokens[index] == tokens[-1]:
-            return tokens[index + 1 : index + 4]
+def look_up(tokens: Seq[int], *, num_tokens: int, longest: int, shortest: int) -> list[int]:
+    """What `PromptLookup` must propose after these tokens, found by looking through all of them."""
+    for n in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if list(tokens[end - n : end]) == list(tokens[len(tokens) - n :]):
+                text = list(tokens)
+                for index in range(end, end + num_tokens):
+                    text.append(text[index])
+                return text[len(tokens) :]
     return []
+
+
+class CheckedLookup(PromptLookup):
+    """Prompt lookup that compares each of its guesses with those of a plain search. Raises AssertionError."""
+
+    def __call__(self, sequence: Sequence) -> list[int]:
+        """What both propose."""
+        found, tokens = super().__call__(sequence), sequence.tokens()
+        expected = look_up(tokens, num_tokens=self.num_tokens, longest=self._lengths[0], shortest=self._lengths[-1])
+        if found != expected:
+            raise AssertionError(f"{sequence.id}: {found} is proposed after {tokens} instead of {expected}")
+        return found
 
 
 def run(case: Case, make_stack: MakeStack) -> RunStats:
@@ -95,11 +111,12 @@ class _Run:
         self.case = case
         self.rng = random.Random(case.seed)
         self.resets = random.Random(-1 - case.seed)  # of what is cached; apart, so that they change nothing else
+        self.timeouts = random.Random(f"timeouts of {case.seed}")
         self.wants = random.Random(-1_000_003 - case.seed)  # log probabilities
         self.stats = RunStats()
         scheduler, self.kv = make_stack(case)
         if case.kind in ("drafts", "all"):
-            scheduler.proposer = look_up
+            scheduler.proposer = CheckedLookup(num_tokens=3, longest=1 + case.seed % 3, shortest=1)
         failures = {step: self.rng.choice(list(FailurePoint)) for step in range(300) if case.failures and self.rng.random() < 0.08}
         self.runner = FakeRunner(self.kv, eager=self.rng.random() < 0.5, failures=failures)
         self.clock = ManualClock()
@@ -119,7 +136,7 @@ class _Run:
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.ended: dict[str, RequestOutput] = {}  # as observers were told
-        self.aborted: set[str] = set()
+        self.aborted: set[str] = set()  # or timed out
         self.pending = [f"r{number}" for number in range(14)]
         self.common = [self.rng.randrange(1, 4) for _ in range(MAX_MODEL_LEN)]
         self.barren = 0
@@ -134,6 +151,12 @@ class _Run:
         if output.request_id in self.ended:
             raise AssertionError(f"{output.request_id} ended twice")
         self.ended[output.request_id] = output
+        if any(one.finish_reason == "timeout" for one in output.outputs):
+            request = self.requests[output.request_id]
+            if request.deadline is None or self.clock.now() < request.deadline:
+                raise AssertionError(f"{request.id} timed out at {self.clock.now()}, its deadline is {request.deadline}")
+            self.aborted.add(request.id)
+            self.stats.counts["timed out"] += 1
 
     def to_its_end(self) -> RunStats:
         engine, rng, arrives = self.engine, self.rng, (0.35, 0.8)[self.case.seed % 2]
@@ -181,6 +204,7 @@ class _Run:
                 ignore_eos=rng.random() < 0.2,
                 seed=rng.choice([None, None, 7]),
                 cache_salt=rng.choice(["", "", "x"]),
+                timeout_s=self.timeouts.uniform(0.1, 20.0) if kind in ("aborts", "all") and self.timeouts.random() < 0.2 else None,
             )
         try:
             self.requests[request_id] = self.engine.add_request(
@@ -247,10 +271,12 @@ class _Run:
 
     def _check_aborted(self, request: Request, found: list[tuple[list[int], str | None]]) -> None:
         """What an aborted request had until then is the beginning of what it would have given."""
+        if all(reason not in ("abort", "timeout") for _, reason in found):
+            raise AssertionError(f"{request.id} was aborted, its outputs are {found}")
         if request.beam_width:
             return  # which hypotheses it had by then, and whether those that ended are the better ones, nobody knows
-        if all(reason != "abort" for _, reason in found):
-            raise AssertionError(f"{request.id} was aborted, its reasons are {found}")
+        if len(found) < request.params.n:
+            raise AssertionError(f"{request.id} was aborted and has too few outputs: {found}")
         for sequence in request.finished:
             whole, _ = sample_alone(request, sequence.sample_index)
             if sequence.output != whole[: len(sequence.output)]:

@@ -70,11 +70,13 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput]:
         """Continue one prompt: pieces with what is new, or (`stream=False`) the whole answer alone.
 
+        Without params: the model's defaults, see `get_default_sampling_params`.
         `about`: `priority`, `class` and `user`. Leaving the loop aborts the request. Raises RequestError, or EngineError if the engine
         has stopped.
         """
         ready = await self._read(self.prompts.prompt, prompt, len(prompt) if isinstance(prompt, str) else 0)
-        async for output in self.run(ready, sampling_params or SamplingParams(), request_id=request_id, stream=stream, **about):
+        params = sampling_params or self.built.default_params(len(ready.token_ids), max_tokens=16)
+        async for output in self.run(ready, params, request_id=request_id, stream=stream, **about):
             yield output
 
     async def chat(
@@ -87,12 +89,16 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **about: Any,
     ) -> AsyncGenerator[RequestOutput]:
-        """Answer a conversation through the model's chat template; otherwise as `generate`. Without params: the rest of the context."""
+        """Answer a conversation through the model's chat template; otherwise as `generate`."""
         size = sum(len(str(message)) for message in messages)
         ready = await self._read(lambda given: self.prompts.conversation(given, tools), messages, size)
-        params = sampling_params or SamplingParams(max_tokens=None)
+        params = sampling_params or self.built.default_params(len(ready.token_ids), max_tokens=None)
         async for output in self.run(ready, params, request_id=request_id, stream=stream, **about):
             yield output
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As `LLM.get_default_sampling_params`: what counts where a call brings no params."""
+        return SamplingParams(**self.built.default_sampling)
 
     async def run(
         self, ready: ReadyPrompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = True, **about: Any

@@ -91,14 +91,14 @@ class LLM:
 
         Inside, prompts that begin alike are sent together, long ones first.
         `class` (given as `**{"class": "batch"}`, or in a prompt's mapping) names the class whose limits apply. A prompt that cannot be
-        served is a RequestError that says which; then nothing was run. Without params: temperature 1 and 16 tokens.
+        served is a RequestError that says which; then nothing was run. Without params: `get_default_sampling_params`.
 
         With `logprobs = k`, each output has in `logprobs` one dict a token: by id, the token itself first, then the k likeliest ones, each
         a `Logprob` (its log probability in the model's own distribution, its rank, its text); and in `cumulative_logprob` their sum. With
         `prompt_logprobs = k`, the answer has the same of the prompt, None for its first token. Asking changes no token.
         """
         ready = _each(_as_list(prompts), self._prompts.prompt, "prompt")
-        params = _params_for_each(sampling_params, len(ready), kind=SamplingParams, default=SamplingParams())
+        params = self._params_for_each(sampling_params, ready, max_tokens=16)
         return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="prompt")
 
     def beam_search(
@@ -116,7 +116,7 @@ class LLM:
         Each RequestOutput has `beam_width` outputs from the best, each with its `score`, which ranks them, and `cumulative_logprob`.
         """
         ready = _each(_as_list(prompts), self._prompts.prompt, "prompt")
-        each = _params_for_each(params, len(ready), kind=BeamSearchParams, name="params")
+        each = _given_params(params, len(ready), kind=BeamSearchParams, name="params")
         return self._answer(ready, each, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="prompt")
 
     def chat(
@@ -132,10 +132,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one or many conversations through the model's chat template; otherwise as `generate`.
 
-        `max_tokens` absent from given params is 16, as everywhere; without params an answer may take the rest of the context.
+        `max_tokens` absent from given params is 16, as everywhere; without params an answer may take the rest of the context, unless
+        the model's generation_config.json names a number.
         """
         ready = _each(_conversations(messages), lambda conversation: self._prompts.conversation(conversation, tools), "conversation")
-        params = _params_for_each(sampling_params, len(ready), kind=SamplingParams, default=_CHAT)
+        params = self._params_for_each(sampling_params, ready, max_tokens=None)
         return self._answer(ready, params, use_tqdm=use_tqdm, about=_about(priority, user, kwargs), noun="conversation")
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -146,12 +147,25 @@ class LLM:
         """
         is_text = isinstance(prompt, str | Mapping)
         ready = self._prompts.prompt(prompt) if is_text else self._prompts.conversation(prompt)
-        (params,) = _params_for_each(sampling_params, 1, kind=SamplingParams, default=SamplingParams() if is_text else _CHAT)
+        (params,) = self._params_for_each(sampling_params, [ready], max_tokens=16 if is_text else None)
         with _Call(self) as call:
             call.add({**_about(), **ready.about}, ready, params, stream=True)
             yield from call
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What counts where a call brings no params: what the model's generation_config.json says, else temperature 1 and 16 tokens.
+
+        `chat` without params takes the rest of the context where the file says nothing of `max_new_tokens`.
+        """
+        return SamplingParams(**self.built.default_sampling)
+
     # --------------------------------------------------------------------- inside
+
+    def _params_for_each(self, params: Any, ready: Sequence[ReadyPrompt], *, max_tokens: int | None) -> list[SamplingParams]:
+        """Given ones as they are; without any, the defaults, with `max_tokens` where the model's files do not say it."""
+        if params is not None:
+            return _given_params(params, len(ready), kind=SamplingParams)
+        return [self.built.default_params(len(prompt.token_ids), max_tokens=max_tokens) for prompt in ready]
 
     def _answer(
         self,
@@ -209,9 +223,6 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-_CHAT = SamplingParams(max_tokens=None)
 
 
 class _Call:
@@ -313,9 +324,8 @@ def _about(priority: int | None = None, user: str = "", kwargs: Mapping[str, str
     return about
 
 
-def _params_for_each(params: Any, count: int, *, kind: type[P], name: str = "sampling_params", default: P | None = None) -> list[P]:
+def _given_params(params: Any, count: int, *, kind: type[P], name: str = "sampling_params") -> list[P]:
     """One for each prompt; `name` is the argument's."""
-    params = default if params is None else params
     if isinstance(params, kind):
         return [params] * count
     each = list(params) if isinstance(params, list | tuple) else [params]

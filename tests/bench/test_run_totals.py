@@ -16,6 +16,8 @@ def report(*, rows: int, filled: int = 0, held: int = 0, cached: int = 0, **numb
         "num_waiting": 0,
         "num_running": 0,
         "num_sampled": 0,
+        "num_drafted": 0,
+        "num_accepted": 0,
         "num_failed": 0,
         "transfers": {},
         "events": (),

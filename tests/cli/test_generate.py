@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_sampling_flags_arrive(words: list[str], capsys: pytest.CaptureFixture[s
     stop = whole[len("Hello") + 4 : len("Hello") + 6]
     assert made("--stop", stop) == whole[: whole.index(stop, len("Hello"))] + "\n"
     assert whole.startswith(made("--max-tokens", "2")[:-1].rstrip("\ufffd"))
+
+
+def test_speculation_says_its_rate(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With drafts the text is the same, and a line on standard error counts them."""
+    asked = ["generate", *words, "Hello " * 8, "--max-tokens", "16"]
+    assert main(asked) == 0
+    plain = capsys.readouterr()
+    assert main([*asked, "--set", "engine.speculative_config={prompt_lookup_min=1}"]) == 0
+    drafted = capsys.readouterr()
+    assert drafted.out == plain.out
+    assert re.search(r"speculation: \d+ of [1-9]\d* drafts accepted \(\d+%\) in \d+ steps", drafted.err)
+    assert "drafts" not in plain.err
 
 
 def test_short_forms_and_sets(engine_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

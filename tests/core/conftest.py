@@ -163,6 +163,10 @@ class Stacks:
         kv = ALLOCATORS[case.allocator](slots, 112 if case.preemption == "swap" else 0)
         return _scheduler(case, kv), kv
 
+    def make_kv(self, name: str) -> Allocator:
+        """A tiny pool of that allocator."""
+        return ALLOCATORS[name](TINY[name], 0)
+
     def sharing(self, slots: int) -> SharingAllocator:
         """A pool in which an equal prefix of a live sequence is found."""
         return SharingAllocator(capacity=slots, block_size=4)

@@ -11,6 +11,7 @@ from octavo.core.engine import Engine
 from octavo.core.kv import Allocator
 from octavo.core.plan_builder import PlanBuilder
 from octavo.core.request import Request, Sequence
+from octavo.core.speculation import PromptLookup
 from octavo.plugins.allocators.contiguous.allocator import ContiguousAllocator
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
 from octavo.plugins.allocators.paged.block_table import BlockTable
@@ -116,6 +117,12 @@ CORE: dict[str, Mutant] = {
     "beams that are behind sample at once": breaks(
         plan_builder._need, "need -= 1", "pass", PLAN + "test_beams_sample_together_or_not_at_all"
     ),
+    # prompt lookup
+    "a sequence's last tokens find themselves": breaks(PromptLookup._latest_end, "(sequence, stop - 1)", "(sequence, stop)", kind="drafts"),
+    "a prompt's last tokens find themselves": breaks(PromptLookup._up_to, "request.prompt[:-1]", "request.prompt", kind="drafts"),
+    "new tokens are noted without those before them": breaks(
+        PromptLookup._up_to, "max(known.stop + 1 - self._lengths[0], 0)", "known.stop", kind="drafts"
+    ),
     # forks
     "a family rejoins at its lead's count": breaks(
         forks.rejoin,
@@ -152,7 +159,7 @@ CORE: dict[str, Mutant] = {
         beam_search.advance_beams, "parent.output, parent.score = first.output, first.log_prob", "pass", kind="beams"
     ),
     "samples are numbered alike": breaks(
-        forks.split, 'Sequence(f"{request.id}/{i}", request, i)', 'Sequence(f"{request.id}/{i}", request, 0)', kind="n"
+        forks.unborn, 'Sequence(f"{request.id}/{i}", request, i)', 'Sequence(f"{request.id}/{i}", request, 0)', kind="n"
     ),
     # the engine
     "results of an older epoch are applied": breaks(
@@ -167,17 +174,17 @@ CORE: dict[str, Mutant] = {
     "the ended keep their KV": breaks(Engine._finish, "self.scheduler.finished(sequence)", "pass"),
     "the aborted keep their KV": breaks(Engine._drop, "if held:", "if False:", kind="aborts"),
     "who failed stays": breaks(
-        Engine.step, 'self._end(request, "error", error)', "pass", POLICY + "test_what_cannot_enter_an_empty_pool_is_failed"
+        Engine._advance, 'self._end(request, "error", error)', "pass", POLICY + "test_what_cannot_enter_an_empty_pool_is_failed"
     ),
     "the last piece is not marked": breaks(Answers.complete, "self._ready[-1].finished = True", "pass"),
     "a step that only preempts is not told": breaks(
-        Engine.step,
+        Engine._advance,
         "if plan.preempted or plan.failed:",
         "if False:",
         "test_observers.py::test_a_step_without_work_is_told_if_somebody_left",
     ),
     "the planned step is told, not the applied": breaks(
-        Engine.step, "self._tell(oldest)", "self._tell(flight)", "test_observers.py::test_each_step_is_told_once"
+        Engine._advance, "self._tell(oldest)", "self._tell(flight)", "test_observers.py::test_each_step_is_told_once"
     ),
     "preempting for ever is progress": breaks(
         Engine._check_progress, "self._barren += 1", "pass", ENGINE + "test_a_policy_that_preempts_for_ever_is_stuck"

@@ -33,7 +33,7 @@ def test_random_runs(part: int, stacks: Any) -> None:
     seen = run_all(range(part, STRESS_RUNS, PARTS), stacks)
     if STRESS_RUNS >= 200:
         moves, scores = ("copy", "out", "in"), ("prompts scored", "tokens scored")
-        for event in ("preempted", "rolled back", "aborted", *moves, "placeholders", "hit_tokens", "evictions", *scores):
+        for event in ("preempted", "rolled back", "aborted", "timed out", *moves, "placeholders", "hit_tokens", "evictions", *scores):
             assert seen[event], f"no run had: {event}"
 
 

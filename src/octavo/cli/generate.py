@@ -6,13 +6,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.cli import COMMANDS
 from octavo.cli.sampling import add_beam_arguments, add_sampling_arguments, beam_search_params_from, sampling_params_from
 from octavo.cli.settings import add_config_arguments, open_llm, say
 from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from octavo.bench.run_totals import RunTotals
+    from octavo.llm import LLM
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,10 +38,24 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params_from(args)
     with_bar = len(prompts) > 1 and sys.stderr.isatty()
     with open_llm(args) as llm:
+        totals = _count_drafts(llm)
         outputs = llm.generate(prompts, params, use_tqdm=with_bar) if beams is None else llm.beam_search(prompts, beams, use_tqdm=with_bar)
         for output in outputs:
             print(json.dumps(as_json(output), ensure_ascii=False) if args.json else f"{output.prompt}{output.outputs[0].text}")
+        if totals is not None:
+            say(f"speculation: {totals.accepted} of {totals.drafted} drafts accepted ({totals.acceptance:.0%}) in {totals.steps} steps")
     return 0
+
+
+def _count_drafts(llm: LLM) -> RunTotals | None:
+    """What the run adds up to, where next tokens are guessed."""
+    if llm.engine.scheduler.proposer is None:
+        return None
+    from octavo.bench.run_totals import RunTotals
+
+    totals = RunTotals()
+    llm.engine.observers.add(totals)
+    return totals
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:

@@ -23,7 +23,9 @@ _FLAGS: dict[str, Any] = {
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
     """Declare the flags; `max_tokens` is what counts where the flag is absent (None: the rest of the context)."""
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group(
+        "sampling", "Greedy unless --temperature says otherwise; the model's own defaults (generation_config.json) are for Python calls."
+    )
     defaults = {"max_tokens": max_tokens, "temperature": 0.0}
     for name, kind in _FLAGS.items():
         default = f" (default: {defaults[name]:g})" if defaults.get(name) is not None else ""

@@ -309,3 +309,33 @@ def test_the_model_section_names_a_revision_and_may_trust_code(registry: Registr
     ):
         with pytest.raises(InvalidOptionsError, match=text):
             load(registry, overrides={"model": setting})
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "words"),
+    [
+        ({"method": "eagle"}, "method", "'ngram'"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens", "greater than or equal to 1"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens", "valid integer"),
+        ({"prompt_lookup_max": 1}, None, "prompt_lookup_min = 2 is more than prompt_lookup_max = 1"),
+        ({"prompt_lookup_maxx": 3}, "prompt_lookup_maxx", "did you mean prompt_lookup_max?"),
+        ("ngram", None, "dictionary"),
+    ],
+    ids=str,
+)
+def test_speculation_settings_that_cannot_be_used(registry: Registry, given: Any, place: str | None, words: str) -> None:
+    """The place within the table, and what it takes."""
+    said = complaint(registry, overrides=from_flat(speculative_config=given))
+    assert said.startswith(f"engine.speculative_config{f'.{place}' if place else ''}: ") and words in said
+
+
+def test_speculation_from_every_source(registry: Registry, tmp_path: Path) -> None:
+    """Off by default; a file's table, the environment and `--set` set single entries of it."""
+    assert load(registry).engine.speculative_config is None
+    file = tmp_path / "octavo.toml"
+    file.write_text("[engine.speculative_config]\nnum_speculative_tokens = 2\n")
+    environ = {"OCTAVO_SET_ENGINE__SPECULATIVE_CONFIG__PROMPT_LOOKUP_MAX": "3"}
+    overrides = from_command_line(["engine.speculative_config.prompt_lookup_min=1"])
+    found = load(registry, file=file, environ=environ, overrides=overrides).engine.speculative_config
+    assert found is not None
+    assert found.model_dump() == {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1}

@@ -28,6 +28,8 @@ PLACES: dict[str, tuple[Any, dict[str, Any]]] = {
     "kv_dtype": ("auto", {"engine": {"kv_dtype": "auto"}}),
     "device": ("cpu", {"engine": {"device": "cpu"}}),
     "seed": (0, {"engine": {"seed": 0}}),
+    "speculative_config": ({"prompt_lookup_max": 3}, {"engine": {"speculative_config": {"prompt_lookup_max": 3}}}),
+    "generation_config": ("none", {"engine": {"generation_config": "none"}}),
     "debug": (True, {"engine": {"debug": True}}),
     "revision": ("v1", {"model": {"revision": "v1"}}),
     "trust_remote_code": (True, {"model": {"trust_remote_code": True}}),
