@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.plan import Chunk
 from octavo.core.request import Request
 from octavo.core.row_requests import all_argmax, chunk_of_row, row_requests
@@ -16,7 +17,8 @@ PROMPT = (5, 6, 7, 6)
 
 def _request(*, stop_ids: frozenset[int] = frozenset(), beam_width: int = 0, **params: Any) -> Request:
     made = SamplingParams(**({"max_tokens": 20, "temperature": 0} | params))
-    return Request("r", PROMPT, made, max_tokens=20, seed=3, stop_ids=stop_ids, beam_width=beam_width)
+    beams = BeamSearchParams(beam_width) if beam_width else None
+    return Request("r", PROMPT, made, max_tokens=20, seed=3, stop_ids=stop_ids, beams=beams)
 
 
 def _chunk(request: Request, *, output: int = 0, drafts: tuple[int, ...] = (), samples: bool = True) -> Chunk:
@@ -44,7 +46,7 @@ def _chunk(request: Request, *, output: int = 0, drafts: tuple[int, ...] = (), s
         ({"logprobs": 0}, 3, False),
         ({"beam_width": 2}, 0, False),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
 )
 def test_whether_the_argmax_is_enough(params: dict[str, Any], output: int, plain: bool) -> None:
     """Not as soon as one chunk draws at random, changes its logits, shows them, or wants candidates."""
@@ -65,7 +67,7 @@ def test_rows_of_chunks() -> None:
     assert [(row.position, row.num_output, row.draws, row.candidates) for row in rows] == [
         (7, 3, 1, 0),
         (4, 0, 5, 0),
-        (4, 0, 0, 8),
+        (4, 0, 0, 4),
         (5, 1, 1, 0),
         (6, 2, 1, 0),
         (7, 3, 1, 0),

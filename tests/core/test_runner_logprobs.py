@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from octavo.core import scoring
-from octavo.core.errors import RequestError
 from octavo.core.execution import StepResult
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.model import Attend, Model
@@ -115,18 +114,6 @@ def test_accepted_drafts_are_scored(params: dict[str, Any], monkeypatch: pytest.
     assert all(len(scored) == len(step.tokens[index]) for step in results for index, scored in step.logprobs.items())
     for request in requests:
         check(rig, request)
-
-
-def test_beams_have_the_log_probabilities_of_their_prompt_alone() -> None:
-    """The prompt is computed once, as anybody's; those of the beams' tokens are refused by name."""
-    rig = TensorRig(make_kv("paged-4", 256), scheduler=Pieces)
-    requests = [rig.add(PROMPTS[2], 5, beam_width=2, prompt_logprobs=2), rig.add(PROMPTS[3], 9, logprobs=1)]
-    rig.finish()
-    for request in requests:
-        check(rig, request)
-    with pytest.raises(RequestError, match="beam search gives each beam's cumulative_logprob, not its tokens' logprobs") as caught:
-        rig.add(PROMPTS[2], 5, beam_width=2, logprobs=1)
-    assert caught.value.field == "logprobs"
 
 
 def test_they_are_the_models_own() -> None:
