@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.plan import Chunk
 from octavo.core.request import Request
 from octavo.core.row_requests import all_argmax, chunk_of_row, row_requests
@@ -16,7 +17,8 @@ PROMPT = (5, 6, 7, 6)
 
 def _request(*, stop_ids: frozenset[int] = frozenset(), beam_width: int = 0, **params: Any) -> Request:
     made = SamplingParams(**({"max_tokens": 20, "temperature": 0} | params))
-    return Request("r", PROMPT, made, max_tokens=20, seed=3, stop_ids=stop_ids, beam_width=beam_width)
+    beams = BeamSearchParams(beam_width=beam_width, max_tokens=20) if beam_width else None
+    return Request("r", PROMPT, made, max_tokens=20, seed=3, stop_ids=stop_ids, beams=beams)
 
 
 def _chunk(request: Request, *, output: int = 0, drafts: tuple[int, ...] = (), samples: bool = True) -> Chunk:
@@ -58,14 +60,14 @@ def test_rows_of_chunks() -> None:
         _chunk(_request(), samples=False),
         _chunk(_request(min_tokens=1), output=3),
         _chunk(_request(n=5, temperature=1.0)),
-        _chunk(_request(beam_width=4)),
+        _chunk(_request(beam_width=4, stop_ids=frozenset({1, 2}))),
         _chunk(_request(), output=1, drafts=(8, 9)),
     ]
     rows = row_requests(chunks)
     assert [(row.position, row.num_output, row.draws, row.candidates) for row in rows] == [
         (7, 3, 1, 0),
         (4, 0, 5, 0),
-        (4, 0, 0, 8),
+        (4, 0, 0, 6),
         (5, 1, 1, 0),
         (6, 2, 1, 0),
         (7, 3, 1, 0),
