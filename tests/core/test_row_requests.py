@@ -17,7 +17,7 @@ PROMPT = (5, 6, 7, 6)
 
 def _request(*, stop_ids: frozenset[int] = frozenset(), beam_width: int = 0, **params: Any) -> Request:
     made = SamplingParams(**({"max_tokens": 20, "temperature": 0} | params))
-    beams = BeamSearchParams(beam_width) if beam_width else None
+    beams = BeamSearchParams(beam_width=beam_width, max_tokens=20) if beam_width else None
     return Request("r", PROMPT, made, max_tokens=20, seed=3, stop_ids=stop_ids, beams=beams)
 
 
@@ -46,7 +46,7 @@ def _chunk(request: Request, *, output: int = 0, drafts: tuple[int, ...] = (), s
         ({"logprobs": 0}, 3, False),
         ({"beam_width": 2}, 0, False),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
+    ids=str,
 )
 def test_whether_the_argmax_is_enough(params: dict[str, Any], output: int, plain: bool) -> None:
     """Not as soon as one chunk draws at random, changes its logits, shows them, or wants candidates."""
@@ -60,14 +60,14 @@ def test_rows_of_chunks() -> None:
         _chunk(_request(), samples=False),
         _chunk(_request(min_tokens=1), output=3),
         _chunk(_request(n=5, temperature=1.0)),
-        _chunk(_request(beam_width=4)),
+        _chunk(_request(beam_width=4, stop_ids=frozenset({1, 2}))),
         _chunk(_request(), output=1, drafts=(8, 9)),
     ]
     rows = row_requests(chunks)
     assert [(row.position, row.num_output, row.draws, row.candidates) for row in rows] == [
         (7, 3, 1, 0),
         (4, 0, 5, 0),
-        (4, 0, 0, 4),
+        (4, 0, 0, 6),
         (5, 1, 1, 0),
         (6, 2, 1, 0),
         (7, 3, 1, 0),
