@@ -20,19 +20,31 @@ if TYPE_CHECKING:
     from octavo.core.errors import OctavoError as OctavoError
     from octavo.core.outputs import CompletionOutput as CompletionOutput, RequestOutput as RequestOutput, StepReport as StepReport
     from octavo.core.sampling_params import SamplingParams as SamplingParams
+    from octavo.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from octavo.llm import LLM as LLM
 
 _HOME = {
     "LLM": "octavo.llm",
     "SamplingParams": "octavo.core.sampling_params",
     "BeamSearchParams": "octavo.core.beam_search_params",
+    "StructuredOutputsParams": "octavo.core.structured_outputs",
     "RequestOutput": "octavo.core.outputs",
     "CompletionOutput": "octavo.core.outputs",
     "StepReport": "octavo.core.outputs",
     "OctavoError": "octavo.core.errors",
 }
 
-__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "OctavoError", "RequestOutput", "SamplingParams", "StepReport", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+    "StepReport",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

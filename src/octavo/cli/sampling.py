@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from octavo.core import beam_search_params
 from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import FIELDS, SamplingParams
+from octavo.core.structured_outputs import StructuredOutputsParams
 
 _FLAGS: dict[str, Any] = {
     "max_tokens": int,
@@ -33,13 +35,22 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int |
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=text)
     group.add_argument("--stop", action="append", metavar="TEXT", help=FIELDS["stop"].description)
     group.add_argument("--ignore-eos", action="store_true", help=FIELDS["ignore_eos"].description)
+    structure = parser.add_argument_group("structured output")
+    either = structure.add_mutually_exclusive_group()
+    either.add_argument("--json-schema", metavar="FILE|TEXT", help="the answer is JSON, valid by this schema: a file, or the schema itself")
+    either.add_argument("--regex", metavar="TEXT", help="the whole answer matches this regular expression")
     parser.set_defaults(**defaults)
 
 
 def sampling_params_from(args: argparse.Namespace) -> SamplingParams:
     """The params that the flags say; greedy unless --temperature is given. Raises RequestError."""
     given = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
-    return SamplingParams(**{"max_tokens": args.max_tokens, **given}, stop=args.stop, ignore_eos=args.ignore_eos)
+    return SamplingParams(
+        **{"max_tokens": args.max_tokens, **given},
+        stop=args.stop,
+        ignore_eos=args.ignore_eos,
+        structured_outputs=_structured_outputs(args.json_schema, args.regex),
+    )
 
 
 def add_beam_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +69,21 @@ def beam_search_params_from(args: argparse.Namespace) -> BeamSearchParams | None
             raise RequestError("--length-penalty is of beam search: give --beam-width too", field="length_penalty")
         return None
     foreign = [name for name in _FLAGS if name != "max_tokens" and getattr(args, name) not in (None, 0.0)] + ["stop"] * bool(args.stop)
+    foreign += [name for name in ("json_schema", "regex") if getattr(args, name) is not None]
     if foreign:
         raise RequestError(f"beam search draws nothing: --{foreign[0].replace('_', '-')} does not go with --beam-width", field=foreign[0])
     return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, **penalty)
+
+
+def _structured_outputs(schema: str | None, regex: str | None) -> StructuredOutputsParams | None:
+    if regex is not None:
+        return StructuredOutputsParams(regex=regex)
+    if schema is None:
+        return None
+    if not schema.lstrip().startswith("{"):
+        try:
+            schema = Path(schema).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            message = f"--json-schema {schema!r:.80} is neither a schema, which begins with {{, nor a file that can be read: {error}"
+            raise RequestError(message, field="structured_outputs") from None
+    return StructuredOutputsParams(json=schema)
