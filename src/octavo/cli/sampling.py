@@ -16,13 +16,17 @@ _FLAGS: dict[str, Any] = {
     "top_p": float,
     "top_k": int,
     "min_p": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
     "seed": int,
     "min_tokens": int,
+    "timeout_s": float,
 }
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
-    """Declare the flags; `max_tokens` is what counts where the flag is absent (None: the rest of the context)."""
+    """Declare the flags; `max_tokens` is what counts where the flag is absent (None: the rest of the context). One output each."""
     group = parser.add_argument_group(
         "sampling", "Greedy unless --temperature says otherwise; the model's own defaults (generation_config.json) are for Python calls."
     )
@@ -33,13 +37,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int |
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=text)
     group.add_argument("--stop", action="append", metavar="TEXT", help=FIELDS["stop"].description)
     group.add_argument("--ignore-eos", action="store_true", help=FIELDS["ignore_eos"].description)
-    parser.set_defaults(**defaults)
+    parser.set_defaults(**defaults, n=1)
 
 
 def sampling_params_from(args: argparse.Namespace) -> SamplingParams:
     """The params that the flags say; greedy unless --temperature is given. Raises RequestError."""
     given = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
-    return SamplingParams(**{"max_tokens": args.max_tokens, **given}, stop=args.stop, ignore_eos=args.ignore_eos)
+    return SamplingParams(**{"n": args.n, "max_tokens": args.max_tokens, **given}, stop=args.stop, ignore_eos=args.ignore_eos)
 
 
 def add_beam_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +62,7 @@ def beam_search_params_from(args: argparse.Namespace) -> BeamSearchParams | None
             raise RequestError("--length-penalty is of beam search: give --beam-width too", field="length_penalty")
         return None
     foreign = [name for name in _FLAGS if name != "max_tokens" and getattr(args, name) not in (None, 0.0)] + ["stop"] * bool(args.stop)
+    foreign += ["n"] * (args.n > 1)
     if foreign:
         raise RequestError(f"beam search draws nothing: --{foreign[0].replace('_', '-')} does not go with --beam-width", field=foreign[0])
     return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, **penalty)
