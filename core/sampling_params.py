@@ -185,7 +185,11 @@ class SamplingParams:
     ] = ()
     skip_special_tokens: Annotated[bool, spec("Leave special tokens out of the output text.", "True or False")] = True
     spaces_between_special_tokens: Annotated[
-        bool, spec("Write a space between special tokens that stand next to each other in the output text.", "True or False")
+        bool,
+        spec(
+            "Leave the spaces that the tokenizer's decoder writes between special tokens that are shown; byte-level ones write none.",
+            "True or False",
+        ),
     ] = True
     truncate_prompt_tokens: Annotated[
         Annotated[int, Field(ge=-1, le=LARGEST)] | None,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 class IncrementalDetokenizer:
     """Ids of one output sequence in, text out. Keeps what it needs to go on, not what it handed out."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, spaces_between_special_tokens: bool = True) -> None:
+        """Where special tokens are shown, `spaces_between_special_tokens = False` takes away the spaces that a decoder puts between
+        two added tokens (as in vLLM: whether there are any is the decoder's choice, and byte-level ones put none)."""
         stream = tokenizer.streams(skip_special_tokens=skip_special_tokens).open()
+        if not (skip_special_tokens or spaces_between_special_tokens):
+            stream = _Unspaced(stream, tokenizer.added_tokens)
         self._push, self._finish = stream.push, stream.finish
 
     def push(self, token_id: int) -> str:
@@ -92,6 +96,27 @@ class _Vocabulary:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+
+
+class _Unspaced:
+    """A stream, and no space between added tokens that stand next to each other."""
+
+    def __init__(self, stream: Stream, added: Mapping[int, str]) -> None:
+        self._stream = stream
+        self._added = added
+        self._after_added = False
+
+    def push(self, token_id: int) -> str:
+        text = self._stream.push(token_id)
+        own = self._added.get(token_id)
+        if own is not None and self._after_added and text.endswith(own) and text[: -len(own)].isspace():
+            text = own
+        if text:  # what leaves no trace does not stand between others
+            self._after_added = own is not None
+        return text
+
+    def finish(self) -> str:
+        return self._stream.finish()
 
 
 # Byte level

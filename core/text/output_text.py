@@ -23,7 +23,15 @@ class OutputText:
         """`stop_ids` from `resolve_stop_ids`; `max_tokens`: the request's, or what the context leaves. Raises RequestError."""
         if tokenizer is None and params.stop:
             raise RequestError("stop strings need a tokenizer, and this engine runs on token ids alone: use stop_token_ids", field="stop")
-        self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = (
+            None
+            if tokenizer is None
+            else IncrementalDetokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        )
         self._stop_text = StopText(params)
         self._check_token = StopChecker(params=params, stop_ids=stop_ids, max_tokens=max_tokens).check_token
         self._min_tokens = params.min_tokens

@@ -39,6 +39,7 @@ class Tokenizer:
         self._templates = {name: ChatTemplate(source, special_tokens=special_tokens) for name, source in chat_templates.items()}
         self._streams: dict[bool, Streams] = {}
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.added_tokens = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token_id = backend.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
 

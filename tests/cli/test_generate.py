@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli import main
+from octavo.cli import build_parser, main
+from octavo.cli.sampling import sampling_params_from
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.llm import LLM
@@ -85,6 +86,28 @@ def test_sampling_flags_arrive(words: list[str], capsys: pytest.CaptureFixture[s
     stop = whole[len("Hello") + 4 : len("Hello") + 6]
     assert made("--stop", stop) == whole[: whole.index(stop, len("Hello"))] + "\n"
     assert whole.startswith(made("--max-tokens", "2")[:-1].rstrip("\ufffd"))
+
+
+def test_several_outputs(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--n`: one after another, or in one JSON object; greedy ones would be all alike and are refused."""
+    asked = ["generate", *words, "Hello", "--n", "3"]
+    assert main([*asked, "--temperature", "2", "--seed", "1", "--json"]) == 0
+    outputs = json.loads(capsys.readouterr().out)["outputs"]
+    assert [one["index"] for one in outputs] == [0, 1, 2] and len({one["text"] for one in outputs}) == 3
+    assert main([*asked, "--temperature", "2", "--seed", "1"]) == 0
+    assert capsys.readouterr().out == "".join(f"Hello{one['text']}\n" for one in outputs)
+    assert main(asked) == 2
+    assert "n = 3 with temperature = 0.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_flags_are_the_params_of_the_same_name(command: str) -> None:
+    """Each arrives; without any: greedy, and one output."""
+    given = {"presence_penalty": 0.5, "frequency_penalty": -1.5, "repetition_penalty": 1.25, "timeout_s": 2.5, "top_k": 7, "min_tokens": 3}
+    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert sampling_params_from(build_parser(command).parse_args([command, "Hello", *flags])) == SamplingParams(
+        temperature=0, max_tokens=64 if command == "generate" else None, **given
+    )
 
 
 def test_speculation_says_its_rate(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

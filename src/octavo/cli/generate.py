@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--file", metavar="FILE", help="one prompt a line")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
     add_sampling_arguments(parser, max_tokens=64)
+    parser.add_argument("--n", type=int, metavar="INT", help="outputs for each prompt, one after another; above 1 it needs a --temperature")
     add_beam_arguments(parser)
     add_config_arguments(parser)
 
@@ -41,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
         totals = _count_drafts(llm)
         outputs = llm.generate(prompts, params, use_tqdm=with_bar) if beams is None else llm.beam_search(prompts, beams, use_tqdm=with_bar)
         for output in outputs:
-            print(json.dumps(as_json(output), ensure_ascii=False) if args.json else f"{output.prompt}{output.outputs[0].text}")
+            if args.json:
+                print(json.dumps(as_json(output), ensure_ascii=False))
+            else:
+                print("\n".join(f"{output.prompt}{one.text}" for one in output.outputs[: args.n]))  # of beams, the best
         if totals is not None:
             say(f"speculation: {totals.accepted} of {totals.drafted} drafts accepted ({totals.acceptance:.0%}) in {totals.steps} steps")
     return 0

@@ -18,13 +18,17 @@ _FLAGS: dict[str, Any] = {
     "top_p": float,
     "top_k": int,
     "min_p": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
     "seed": int,
     "min_tokens": int,
+    "timeout_s": float,
 }
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
-    """Declare the flags; `max_tokens` is what counts where the flag is absent (None: the rest of the context)."""
+    """Declare the flags; `max_tokens` is what counts where the flag is absent (None: the rest of the context). One output each."""
     group = parser.add_argument_group(
         "sampling", "Greedy unless --temperature says otherwise; the model's own defaults (generation_config.json) are for Python calls."
     )
@@ -39,14 +43,14 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int |
     either = structure.add_mutually_exclusive_group()
     either.add_argument("--json-schema", metavar="FILE|TEXT", help="the answer is JSON, valid by this schema: a file, or the schema itself")
     either.add_argument("--regex", metavar="TEXT", help="the whole answer matches this regular expression")
-    parser.set_defaults(**defaults)
+    parser.set_defaults(**defaults, n=1)
 
 
 def sampling_params_from(args: argparse.Namespace) -> SamplingParams:
     """The params that the flags say; greedy unless --temperature is given. Raises RequestError."""
     given = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
     return SamplingParams(
-        **{"max_tokens": args.max_tokens, **given},
+        **{"n": args.n, "max_tokens": args.max_tokens, **given},
         stop=args.stop,
         ignore_eos=args.ignore_eos,
         structured_outputs=_structured_outputs(args.json_schema, args.regex),
@@ -70,6 +74,7 @@ def beam_search_params_from(args: argparse.Namespace) -> BeamSearchParams | None
         return None
     foreign = [name for name in _FLAGS if name != "max_tokens" and getattr(args, name) not in (None, 0.0)] + ["stop"] * bool(args.stop)
     foreign += [name for name in ("json_schema", "regex") if getattr(args, name) is not None]
+    foreign += ["n"] * (args.n > 1)
     if foreign:
         raise RequestError(f"beam search draws nothing: --{foreign[0].replace('_', '-')} does not go with --beam-width", field=foreign[0])
     return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, **penalty)

@@ -168,3 +168,15 @@ def test_without_a_tokenizer() -> None:
     assert (out.text, out.finish(), out.stop_reason) == ("", "", 7)
     with pytest.raises(RequestError, match="stop strings need a tokenizer, and this engine runs on token ids alone: use stop_token_ids"):
         OutputText(None, params=SamplingParams(stop="a"), stop_ids=frozenset(), max_tokens=16)
+
+
+def test_special_tokens_with_and_without_spaces() -> None:
+    """The params reach the detokenizer."""
+    tokens = [*ids("wordpiece", "the"), 2, 1, *ids("wordpiece", "the")]
+    for params, text in (
+        ({}, "the the"),
+        ({"skip_special_tokens": False}, "the </s> <s> the"),
+        ({"skip_special_tokens": False, "spaces_between_special_tokens": False}, "the </s><s> the"),
+        ({"spaces_between_special_tokens": False}, "the the"),
+    ):
+        assert run(output("wordpiece", stop_ids=(), **params), [tokens])[0] == text
