@@ -113,6 +113,23 @@ def test_sampled_tokens_are_the_same_ones(name: str, params: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("name", [CONTINUOUS, CACHING])
+def test_log_probabilities_are_the_same(name: str) -> None:
+    """Of every accepted token and of the prompt's, with as many likeliest ones as were asked for."""
+    params = SamplingParams(temperature=0, max_tokens=NEW, logprobs=3, prompt_logprobs=2)
+    plain, _ = run(name, LOOPS, params, None)
+    drafted, totals = run(name, LOOPS, params, EAGER)
+    assert totals.acceptance > 0.5
+    for one, other in zip(plain, drafted, strict=True):
+        ours, theirs = ([*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])] for output in (other, one))
+        assert len(ours) == len(one.prompt_token_ids) - 1 + NEW
+        for mine, yours in zip(ours, theirs, strict=True):
+            assert mine is not None and yours is not None and list(mine) == list(yours)
+            assert [entry.rank for entry in mine.values()] == [entry.rank for entry in yours.values()]
+            assert [e.logprob for e in mine.values()] == pytest.approx([e.logprob for e in yours.values()], abs=1e-4)
+        assert other.outputs[0].cumulative_logprob == pytest.approx(one.outputs[0].cumulative_logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", [CONTINUOUS, CACHING])
 def test_ends_within_accepted_drafts(name: str) -> None:
     """A stop id, a stop string or the length, met among drafts that were right: what follows is dropped, wherever in a draft it lies."""
     (answer,) = reference_tokens(looping(), (LOOPS[2],), NEW)
