@@ -29,8 +29,8 @@ from octavo.core.sampler import Sampler
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sampling_rows import RowRequest, SamplingRows
 from octavo.core.scheduling import Scheduler
-from octavo.core.token_counts import TokenCounts
 from octavo.core.text.tokenizer import Tokenizer
+from octavo.core.token_counts import TokenCounts
 from octavo.core.torch_runner import TorchRunner
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
 from octavo.plugins.allocators.paged import PAGED, PagedOptions
