@@ -29,6 +29,7 @@ from octavo.core.sampler import Sampler
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sampling_rows import RowRequest, SamplingRows
 from octavo.core.scheduling import Scheduler
+from octavo.core.text.tokenizer import Tokenizer
 from octavo.core.token_counts import TokenCounts
 from octavo.core.torch_runner import TorchRunner
 from octavo.plugins.allocators.contiguous import CONTIGUOUS, ContiguousOptions
@@ -68,6 +69,7 @@ class TensorRig:
         debug: bool = True,
         proposer: Proposer | None = None,
         wrap: Callable[[Model], Model] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.kv = kv
         self.folder = model or tiny(family)
@@ -95,6 +97,7 @@ class TensorRig:
             runner=self.runner,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB,
+            tokenizer=tokenizer,
             clock=ManualClock(),
             depth=depth,
             debug=True,

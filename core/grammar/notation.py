@@ -1,7 +1,7 @@
 """Whatever kind of structured output is wanted, as one grammar in Lark's notation, the way llguidance reads it.
 
 Nothing is forced: where a grammar leaves one text alone, llguidance would have it written in the one way in which its tokenizer splits
-it. Here every token that goes on with the text is allowed, and the model chooses (docs/adr/0009).
+it. Here every token that goes on with the text is allowed, and the model chooses (docs/adr/0010).
 """
 
 from __future__ import annotations

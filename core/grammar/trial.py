@@ -1,7 +1,7 @@
 """A grammar from outside is compiled in another process first, where it can do no harm.
 
 llguidance bounds most of its work, yet a chain of references ends its process with a stack overflow, and an intersection of expressions
-makes it search without end (docs/adr/0009). So a helper process, started with the first grammar, forks for each one: the fork has little
+makes it search without end (docs/adr/0010). So a helper process, started with the first grammar, forks for each one: the fork has little
 stack, and limits of memory and time. What survives there is compiled here too, on a larger stack.
 
 The helper ends when its input does. Must not know: requests, what a grammar is for.

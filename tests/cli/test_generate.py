@@ -155,6 +155,9 @@ def test_a_models_name_is_a_name(
         (["--set", "engine.num_kv_slots=16"], "the KV pool (num_kv_slots) has 16 slots of 512 bytes and cannot hold one request"),
         (["--set", "scheduler"], "--set scheduler: write --set SECTION.NAME=VALUE"),
         (["--file", "nowhere.txt"], "--file nowhere.txt cannot be read: [Errno 2]"),
+        (["--json-schema", "nowhere.json"], "--json-schema 'nowhere.json' is neither a schema, which begins with {, nor a file"),
+        (["--json-schema", '{"uniqueItems": true}'], 'Unimplemented keys: ["uniqueItems"]'),
+        (["--regex", "(a"], "structured_outputs: regex cannot be compiled: invalid regex"),
         (["--set", "engine.device=nonsense"], "engine.device = 'nonsense', but Octavo runs on 'cpu' and 'cuda'"),
     ],
 )
@@ -185,3 +188,12 @@ def test_input_that_is_no_text(
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
     assert main(["generate", *words]) == 2
     assert "octavo: the prompt is empty" in capsys.readouterr().err
+
+
+def test_structured_output(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A schema as text or in a file, or an expression: the answer follows it."""
+    schema = '{"enum": ["a", 12, null]}'
+    (tmp_path / "schema.json").write_text(schema)
+    for flags in (["--json-schema", schema], ["--json-schema", str(tmp_path / "schema.json")], ["--regex", '"a"|12|null']):
+        assert main(["generate", "Hello", *flags, *words]) == 0
+        assert json.loads(capsys.readouterr().out.removeprefix("Hello")) in ("a", 12, None)

@@ -16,11 +16,12 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.llm import LLM
+from tests.core.test_torch_runner import Broken, failing
 from tests.matrix.stacks import Steps, build, generate
 from tests.matrix.test_depth import at_depth
 from tests.matrix.test_equal_tokens import MAX_MODEL_LEN, PAGED, POOLS, STACKS, pairs
 from tests.models import NEW_TOKENS, PROMPTS, VOCAB, reference_tokens, tiny
-from tests.tensor_rig import logits_after
+from tests.tensor_rig import TensorRig, logits_after, make_kv
 
 FAMILY = "llama_gqa"
 WANTED: tuple[StructuredOutputsParams | None, ...] = (
@@ -97,3 +98,16 @@ def test_two_steps_in_flight(allocator: str, compiler: GrammarCompiler, monkeypa
     with at_depth(2, name, "ample") as llm:
         llm.engine.grammars = compiler
         assert answers(llm, together=True) == expected(compiler)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_failed_steps_and_preemption_leave_the_matchers_alone(preemption: str, compiler: GrammarCompiler) -> None:
+    """A step that is rolled back and repeated, a request that is computed again: each matcher has taken each token once."""
+    fails = {0, 3, 4, 9, 14}
+    tokenizer = Tokenizer.from_folder(tiny(FAMILY))
+    rig = TensorRig(make_kv("paged-4", 96, host=160), preemption=preemption, wrap=failing(fails, half=True), tokenizer=tokenizer)
+    rig.engine.grammars = compiler
+    requests = [rig.add(prompt, NEW_TOKENS, structured_outputs=wanted) for prompt, wanted in zip(PROMPTS, WANTED, strict=True)]
+    assert rig.finish(failure=Broken) == len(fails)
+    assert [tuple(rig.tokens(request)[0]) for request in requests] == [tokens for tokens, _ in expected(compiler)]
+    assert sum(report.num_preempted for report in rig.reports) > 0
