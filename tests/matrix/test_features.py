@@ -58,7 +58,7 @@ FEATURES: dict[str, SamplingParams | BeamSearchParams] = {
     "presence and frequency": sampled(presence_penalty=2.0, frequency_penalty=2.0, allowed_token_ids=FEW),
     "repetition": sampled(repetition_penalty=1.4),
     "penalties of n": sampled(n=2, presence_penalty=1.0, repetition_penalty=1.2),
-    "logit_bias": greedy(logit_bias={GREEDY[4]: -100.0, 7: 3.0}),
+    "logit_bias": greedy(logit_bias={GREEDY[0]: -100.0, GREEDY[3]: 100.0}),
     "allowed_token_ids": sampled(allowed_token_ids=FEW),
     "bad_words": greedy(bad_words=WORDS),
     "logits_processors": greedy(logits_processors=[_not_every_seventh]),
