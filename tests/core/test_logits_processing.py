@@ -126,11 +126,11 @@ def test_min_tokens_as_transformers(length: int) -> None:
 
 
 def test_the_order_is_that_of_vllm() -> None:
-    """Users' functions see bans and biases and no penalties; a penalty sees the biased, processed logit."""
-    seen: list[list[float]] = []
+    """Users' functions see bans and biases and no penalties, and may keep what they saw; a penalty sees the biased, processed logit."""
+    seen: list[torch.Tensor] = []
 
     def halve(output: list[int], logits: torch.Tensor) -> torch.Tensor:
-        seen.append(logits.tolist())
+        seen.append(logits)
         return logits * 0.5
 
     logits = torch.tensor([[-1.0, 2.0, 3.0, 4.0]])
@@ -144,7 +144,7 @@ def test_the_order_is_that_of_vllm() -> None:
         logits_processors=[halve],
     )
     changed = _processed(logits, row)
-    assert seen == [[6.0, 2.0, -torch.inf, -torch.inf]]
+    assert [logits.tolist() for logits in seen] == [[6.0, 2.0, -torch.inf, -torch.inf]]
     assert changed.tolist() == [[1.25, 0.25, -torch.inf, -torch.inf]]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from octavo.core import sampling_contenders
 from octavo.core.sampler import NOTHING_LEFT, Sampler
 from octavo.core.sampling_contenders import FIRST_GUESS
 from octavo.core.sampling_rows import RowRequest, SamplingRows
@@ -102,8 +103,11 @@ def test_any_size_of_vocabulary(vocab: int) -> None:
 
 
 def test_very_many_contenders_are_taken_in_parts() -> None:
-    """Rows as flat as can be: no histogram holds them all at once, and the tokens are those of each row alone."""
+    """Rows as flat as can be: no more at once than sums are exact for, and the tokens are those of each row alone."""
     logits = torch.zeros(40, 60_000)
+    parts = list(sampling_contenders._search(logits, np.arange(40), np.zeros(40, dtype=np.float32)))
+    assert max(len(part) for _, _, part in parts) <= 2**21 < sum(len(part) for _, _, part in parts) == logits.numel()
+    assert [row for begin, end, _ in parts for row in range(begin, end)] == list(range(40))
     requests = [make_row(seed=index, top_p=0.999) for index in range(40)]
     drawn = sample(logits, requests)
     assert [sample(logits[[index]], [requests[index]])[0] for index in range(0, 40, 7)] == drawn[::7]

@@ -54,13 +54,14 @@ def test_draws_invert_the_whole_distribution_function(vocab: int) -> None:
 
 
 def test_a_token_without_mass_is_never_drawn() -> None:
-    """Not even by the uniforms next to 0 and to 1."""
+    """Not even by the uniforms next to 0 and to 1, nor where rounding makes 1 of one."""
     logits = torch.full((1, 2 * BLOCK), -torch.inf)
     logits[0, [BLOCK + 3, BLOCK + 7]] = torch.tensor([1.0, 1.0])
     best, scale = logits.amax(1), torch.ones(1)
     sums = block_masses(logits, np.arange(1), best=best, scale=scale)
-    uniforms = torch.tensor([[0.0, 0.4999, 0.5, 1 - 2.0**-52]], dtype=torch.float64)
-    assert draw_from_blocks(logits, sums, uniforms, best=best, scale=scale).tolist() == [[BLOCK + 3, BLOCK + 3, BLOCK + 7, BLOCK + 7]]
+    uniforms = torch.tensor([[0.0, 0.4999, 0.5, 1 - 2.0**-52, 1.0]], dtype=torch.float64)
+    drawn = draw_from_blocks(logits, sums, uniforms, best=best, scale=scale)
+    assert drawn.tolist() == [[BLOCK + 3, BLOCK + 3, BLOCK + 7, BLOCK + 7, BLOCK + 7]]
 
 
 def test_runs_are_consecutive_and_not_too_long() -> None:
