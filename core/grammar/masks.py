@@ -112,7 +112,7 @@ def _masks_of(requests: Seq[RowRequest], rows: list[int]) -> Masks:
                 masks.ended.add(row)
             else:
                 masks.errors[row] = DEAD_END
-        elif request.num_output >= request.settings.min_tokens and matcher.can_end:
+        elif matcher.can_end:  # the sampler bans these before min_tokens
             stops = request.settings.stop_ids
             np.bitwise_or.at(words[index], stops // 32, np.uint32(1) << (stops % 32).astype(np.uint32))
     return masks

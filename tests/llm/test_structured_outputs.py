@@ -94,6 +94,7 @@ def test_a_stream_joins_to_the_text(llm: LLM) -> None:
     assert [piece.outputs[0].finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
 
 
+@pytest.mark.slow
 def test_neighbours_and_preemption_change_nothing(llm: LLM, new_llm: Callable[..., LLM]) -> None:
     """Alone, beside free requests, and in a pool that runs dry all the time: the same tokens."""
     small = new_llm(num_kv_slots=96, max_model_len=96)
@@ -127,6 +128,7 @@ def test_an_output_ends_with_its_grammar_whatever_min_tokens_say(eos_llm: LLM) -
         assert 383 not in answer.token_ids
 
 
+@pytest.mark.slow
 def test_min_tokens_and_ignore_eos_where_more_may_follow(eos_llm: LLM) -> None:
     """The end waits for `min_tokens`; with `ignore_eos` it never comes, and the grammar's own end is the only one."""
     settings = {"temperature": 20.0, "max_tokens": 60, "structured_outputs": {"regex": "[ab]{1,50}"}}
