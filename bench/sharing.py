@@ -108,7 +108,7 @@ def share_of_samples(registry: Registry, requests: Iterable[tuple[int, int]], n:
     allocator = cast(AllocatorPlugin, registry.get("allocator", "paged"))
     seats = 32 * n
     shape = PoolShape(num_slots=seats * MAX_MODEL_LEN, num_host_slots=0, max_model_len=MAX_MODEL_LEN, max_num_seqs=seats)
-    kv = allocator.build(allocator.options(block_size=BLOCK_SIZE), shape)
+    kv = allocator.build(allocator.options.model_validate({"block_size": BLOCK_SIZE}), shape)
     engine = Engine(
         scheduler=scheduler.build(scheduler.options(max_num_seqs=seats, max_num_batched_tokens=2 * MAX_MODEL_LEN), kv),
         kv=kv,
