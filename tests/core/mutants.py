@@ -158,6 +158,33 @@ CORE: dict[str, Mutant] = {
     "beams keep their parent's tokens": breaks(
         beam_search.advance_beams, "parent.output, parent.score = first.output, first.log_prob", "pass", kind="beams"
     ),
+    "what ends behind the first beams counts": breaks(beam_search.pick_beams, "elif ends and rank < width:", "elif ends:", kind="beams"),
+    "max_tokens ends no beam": breaks(
+        beam_search.pick_beams,
+        "last or token in stop_ids",
+        "token in stop_ids",
+        BEAMS + "test_at_max_tokens_the_first_end_whatever_they_end_with",
+    ),
+    "a search keeps the first that ended, not the best": breaks(
+        beam_search.advance_beams, ", key=rank_of)", ", key=lambda sequence: 0)", BEAMS + "test_the_best_that_ended_are_kept"
+    ),
+    "a search hopes as if it were at its end": breaks(
+        beam_search.is_over, 'params.early_stopping == "never" and params.length_penalty > 0', "True", kind="beams"
+    ),
+    "a search never stops early": breaks(beam_search.is_over, "if params.early_stopping is True", "if False", kind="beams"),
+    "an equal beam keeps a search alive": breaks(
+        beam_search.is_over,
+        "<= params.score",
+        "< params.score",
+        BEAMS + "test_when_the_search_is_over",
+        early_stopping=False,
+        length_penalty=1.0,
+        next_best=-4.0,
+        over=True,
+    ),
+    "a search whose row failed goes on": breaks(
+        Engine._apply, "beams.pop(request, None)", "pass", BEAMS + "test_rows_without_result_end_the_whole_search"
+    ),
     "samples are numbered alike": breaks(
         forks.unborn, 'Sequence(f"{request.id}/{i}", request, i)', 'Sequence(f"{request.id}/{i}", request, 0)', kind="n"
     ),

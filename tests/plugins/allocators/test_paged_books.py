@@ -85,7 +85,7 @@ def spoil_table(kv: PagedAllocator, lead: Sequence) -> None:
 
 def spoil_order(kv: PagedAllocator, lead: Sequence) -> None:
     kv._tables[lead].blocks[1] = kv._tables[lead].blocks[0]
-    kv._pool.refs[0] = 2
+    kv._pool.share(0)
     kv._pool.release(1)
 
 
