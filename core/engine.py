@@ -38,6 +38,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
 from octavo.core.step_checks import check_books
 from octavo.core.text.tokenizer import Tokenizer
+from octavo.core.token_times import TokenTimes
 
 
 @dataclass(slots=True)
@@ -82,14 +83,15 @@ class Engine:
         self.depth = depth
         self.debug = debug
         self.answers = Answers(tokenizer)
+        self.token_times = TokenTimes()
         self.relief = Relief(scheduler)
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size=vocab_size)
         self.observers = Observers()
         self.requests: dict[str, Request] = {}
+        self.num_taken = 0  # requests since the start
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
         self._deadlines = Deadlines()
-        self._next_order = 0  # of the next request
         self._undone: dict[Request, None] = {}  # of a step that failed just now
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
@@ -122,7 +124,7 @@ class Engine:
             self,
             prompt,
             params,
-            order=self._next_order,
+            order=self.num_taken,
             request_id=request_id,
             prompt_text=prompt_text,
             priority=priority,
@@ -138,7 +140,7 @@ class Engine:
         self.scheduler.add(request)
         self.requests[request.id] = request
         self._deadlines.add(request)
-        self._next_order += 1
+        self.num_taken += 1
         return request
 
     def abort(self, request_id: str) -> None:
@@ -212,8 +214,8 @@ class Engine:
         self._flying.append(flight)
         try:
             flight.handle = self.runner.submit(flight.plan)
-        except BaseException:
-            self._rollback()
+        except BaseException as error:
+            self._rollback(error)
             raise
 
     def _finish_step(self, flight: Flight) -> None:
@@ -223,11 +225,12 @@ class Engine:
                 raise PluginContractError("a step was applied before it was submitted")
             result = flight.handle.result()
             begun = self.clock.now()
+            self.token_times.begin(begun)
             self._apply(flight, result)
             flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
-        except BaseException:
+        except BaseException as error:
             self._flying.appendleft(flight)
-            self._rollback()
+            self._rollback(error)
             raise
 
     def _apply(self, flight: Flight, result: StepResult) -> None:
@@ -276,8 +279,7 @@ class Engine:
 
     def _append(self, sequence: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> str | None:
         """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
-        if sequence.request.first_token is None:
-            sequence.request.first_token = self.clock.now()
+        self.token_times.note(sequence)
         return self.answers.append(sequence, tokens, scored)
 
     def _split(self, lead: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> None:
@@ -331,10 +333,10 @@ class Engine:
 
     # -------------------------------------------------------------------- trouble
 
-    def _rollback(self) -> None:
+    def _rollback(self, error: BaseException) -> None:
         """A step failed: undo it and all that were planned on top of it, the newest first. Then the engine can go on."""
-        while self._flying:
-            flight = self._flying.pop()
+        undone = [self._flying.pop() for _ in range(len(self._flying))]
+        for flight in undone:
             self._undone.update(dict.fromkeys(chunk.sequence.request for chunk in flight.plan.chunks))
             for chunk in flight.plan.chunks:
                 sequence = chunk.sequence
@@ -346,6 +348,8 @@ class Engine:
             done = flight.handle.transfers_done if flight.handle is not None else 0
             self.kv.requeue(flight.plan.transfers[done:])
         self.runner.forget()
+        for flight in reversed(undone):
+            self._tell(flight, f"{type(error).__name__}: {error}")
 
     def _check_progress(self, plan: BatchPlan) -> None:
         """Nothing is planned and nothing in flight: fine if somebody just left or the policy waits on purpose."""
@@ -360,7 +364,7 @@ class Engine:
             f"{len(scheduler.running)} run, and nothing is in flight; {type(kv).__name__} holds {kv.usage()} of {kv.capacity} slots"
         )
 
-    def _tell(self, flight: Flight) -> None:
+    def _tell(self, flight: Flight, error: str = "") -> None:
         """Report a step that is over to whoever listens."""
         events = self.kv.drain_events() if self.kv.observed else []
         if not self.observers.wanted("step_finished"):
@@ -377,6 +381,8 @@ class Engine:
             events=tuple(events),
             num_accepted=flight.num_accepted,
             seconds=flight.seconds,
+            token_times=self.token_times,
+            error=error,
         )
         self.observers.tell("step_finished", report)
 

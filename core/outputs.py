@@ -10,6 +10,8 @@ from octavo.core.kv import BlockEvent, KVStats, KVUsage
 from octavo.core.logprobs import Logprob, readable
 from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.token_times import TokenTimes
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class RequestOutput:
     times: RequestTimes | None = None
     class_name: str = "default"
     user: str = ""
+    params: SamplingParams | None = None  # what was asked for; on whole answers
 
 
 Decode = Callable[[int], str] | None
@@ -146,6 +149,7 @@ def completed(request: Request, *, finished_at: float, decode: Decode) -> Reques
         times=RequestTimes(request.arrival, request.first_scheduled, request.first_token, finished_at),
         class_name=request.class_name,
         user=request.user,
+        params=request.params,
     )
 
 
@@ -170,6 +174,11 @@ class StepReport:
     stats: KVStats
     events: tuple[BlockEvent, ...]  # blocks that changed hands, where `Allocator.observed` is set
     seconds: dict[str, float] = field(default_factory=dict)  # schedule, inputs, forward, sample, apply
+    starts: tuple[int, ...] = ()  # of each row, its first position in this step
+    lengths: tuple[int, ...] = ()  # and how many tokens of it run
+    first_tokens: tuple[float, ...] = ()  # seconds from arrival, of requests whose first token came
+    token_gaps: dict[float, int] = field(default_factory=dict)  # seconds since the tokens before: sequences that waited so long
+    error: str = ""  # why it was undone: nothing came of it
 
 
 def step_report(
@@ -184,8 +193,11 @@ def step_report(
     events: tuple[BlockEvent, ...],
     num_accepted: int,
     seconds: dict[str, float],
+    token_times: TokenTimes,
+    error: str = "",
 ) -> StepReport:
     """A plan in numbers, and the state of engine and pool after it."""
+    _, starts, lengths, _, samples, drafts, *_ = zip(*plan.chunks, strict=True) if plan.chunks else ((),) * 7
     transfers: dict[str, int] = {}
     for transfer in plan.transfers:
         transfers[transfer.kind] = transfers.get(transfer.kind, 0) + transfer.count
@@ -195,9 +207,9 @@ def step_report(
         num_waiting=num_waiting,
         num_running=num_running,
         num_rows=len(plan.chunks),
-        num_tokens=plan.num_tokens,
-        num_sampled=sum(chunk.samples for chunk in plan.chunks),
-        num_drafted=sum(len(chunk.drafts) for chunk in plan.chunks),
+        num_tokens=sum(lengths),
+        num_sampled=sum(samples),
+        num_drafted=sum(map(len, drafts)),
         num_accepted=num_accepted,
         idle_rows=plan.idle_rows,
         num_preempted=len(plan.preempted),
@@ -207,4 +219,9 @@ def step_report(
         stats=stats,
         events=events,
         seconds=seconds,
+        starts=starts,
+        lengths=lengths,
+        first_tokens=() if error else tuple(token_times.firsts),
+        token_gaps={} if error else token_times.gaps,
+        error=error,
     )
