@@ -101,6 +101,11 @@ class Engine:
         """Requests are unanswered or steps in flight."""
         return bool(self.requests or self._flying or self.answers)
 
+    @property
+    def plans_in_flight(self) -> list[BatchPlan]:
+        """Of steps that are not over, the oldest first."""
+        return [flight.plan for flight in self._flying]
+
     # ------------------------------------------------------------------ requests
 
     def add_request(

@@ -5,6 +5,7 @@ Must not know: routes.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from dataclasses import dataclass, field
@@ -13,11 +14,17 @@ from typing import Literal
 from fastapi import Request
 
 from octavo.async_llm import AsyncLLM
+from octavo.core.errors import EngineError
+from octavo.server.access_log import AccessLog
+from octavo.server.block_watch import BlockWatch
 from octavo.server.errors import ApiError
+from octavo.server.flight import FlightRecorder
 from octavo.server.settings import ServerSettings
+from octavo.server.tallies import Reading, Tallies
 
 Status = Literal["ready", "draining", "dead"]
 CLASS_HEADER = "X-Octavo-Class"
+READ_WAIT_S = 2.0  # how long who asks for numbers waits for a step to end
 
 
 @dataclass(slots=True)
@@ -31,6 +38,34 @@ class Served:
     status: Status = "ready"
     reason: str = ""  # why it is not ready
     num_active: int = 0  # requests of /v1 that were not answered yet
+    tallies: Tallies = field(init=False)
+    flight: FlightRecorder = field(init=False)
+    access_log: AccessLog = field(init=False)
+    block_watch: BlockWatch = field(init=False)
+    _last_reading: Reading = field(init=False)
+
+    def __post_init__(self) -> None:
+        engine = self.llm.built.engine
+        self.tallies = Tallies(max_model_len=engine.max_model_len)
+        self.flight = FlightRecorder(engine, num_steps=self.settings.flight_steps, directory=self.settings.flight_dir)
+        self.access_log = AccessLog(model=self.model_names[0], log_prompts=self.settings.log_prompts)
+        self.block_watch = BlockWatch()
+        self._last_reading = self.tallies.read(engine)
+        for observer in (self.tallies, self.flight, self.access_log):
+            engine.observers.add(observer)
+        self.llm.on_request = self.access_log.note
+
+    async def read(self) -> Reading:
+        """All numbers: between two steps, or those of the last time if a step takes too long to wait for."""
+        engine_loop, tallies = self.llm.engine_loop, self.tallies
+        try:
+            self._last_reading = await asyncio.wait_for(self.llm.call(tallies.read), READ_WAIT_S)
+        except TimeoutError:
+            pass
+        except EngineError:
+            if engine_loop.ended:  # nobody else touches it any more
+                self._last_reading = tallies.read(engine_loop.engine)
+        return self._last_reading
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for a model that is not served."""
