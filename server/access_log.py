@@ -129,7 +129,7 @@ class AccessLog:
             "model": line.model,
             **_joined(line.ended),
         }
-        logger.info("%s", " ".join(f"{name}={value}" for name, value in fields.items()), extra={"fields": fields})
+        logger.info("%s %s %d", line.method, line.path, line.status, extra={"fields": fields})
 
 
 class AccessLines:

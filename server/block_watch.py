@@ -22,41 +22,42 @@ class BlockWatch:
 
     def __init__(self) -> None:
         self.on = False
+        self._looks = 0
         self._looked_at = 0.0
-        self._pending: deque[tuple[BlockEvent, ...] | list[BlockState]] = deque()
-        self._num_pending = 0
+        self._events: list[BlockEvent] = []  # since the last look
+        self._ready: deque[tuple[int, list[BlockState] | None, list[BlockEvent]]] = deque()  # by look: a snapshot, and what came after it
         self._map = BlockMap()
 
-    def look(self, engine: Engine) -> None:
-        """Fetch what happened up to now; to be called between two steps."""
-        self._looked_at = engine.clock.now()
-        if not self.on:
+    def look(self, engine: Engine) -> int:
+        """Take down what happened up to now, between two steps. Returns the number of this look, for `states`."""
+        snapshot = None
+        if self.on:
+            self._events += engine.kv.drain_events()
+        else:
             self.on = engine.kv.observed = True
             self._engine = engine
             engine.kv.drain_events()
-            self._pending.clear()
-            self._pending.append(engine.kv.snapshot())
             engine.observers.add(self)
-        else:
-            self._pending.append(tuple(engine.kv.drain_events()))
-        self._num_pending = 0
+            snapshot = engine.kv.snapshot()
+        self._looks += 1
+        self._looked_at = engine.clock.now()
+        self._ready.append((self._looks, snapshot, self._events))
+        self._events = []
+        return self._looks
 
     def octavo_step_finished(self, report: StepReport) -> None:
         """Keep what changed in the step."""
-        self._num_pending += len(report.events)
-        if report.time - self._looked_at > IDLE_S or self._num_pending > MOST_EVENTS:
+        self._events += report.events
+        if report.time - self._looked_at > IDLE_S or len(self._events) > MOST_EVENTS:
             self.on = self._engine.kv.observed = False
             self._engine.observers.remove(self)
-            self._pending.clear()
-        elif report.events:
-            self._pending.append(report.events)
+            self._events = []
 
-    def states(self) -> list[BlockState]:
-        """Blocks that hold something, as of the last look."""
-        while self._pending:
-            news = self._pending.popleft()
-            if isinstance(news, list):
-                self._map = BlockMap(news)
-            else:
-                self._map.apply(news)
+    def states(self, look: int) -> list[BlockState]:
+        """Blocks that held something at this look."""
+        while self._ready and self._ready[0][0] <= look:
+            _, snapshot, events = self._ready.popleft()
+            if snapshot is not None:
+                self._map = BlockMap(snapshot)
+            self._map.apply(events)
         return self._map.states()

@@ -89,17 +89,16 @@ async def debug_kv(request: Request) -> Response:
     """Every block's state, owners and the beginning of its hash. The first look makes steps tell what changes, for a minute."""
     here = served(request)
 
-    def look(engine: Engine) -> KVUsage:
-        here.block_watch.look(engine)
-        return engine.kv.usage()
+    def look(engine: Engine) -> tuple[int, KVUsage]:
+        return here.block_watch.look(engine), engine.kv.usage()
 
     try:
-        usage = await asyncio.wait_for(here.llm.call(look), READ_WAIT_S)
+        number, usage = await asyncio.wait_for(here.llm.call(look), READ_WAIT_S)
     except TimeoutError:
         raise ApiError(503, f"the engine did not come to it within {READ_WAIT_S:g} s: a step takes long", code="busy") from None
     except EngineError as error:
         raise ApiError(503, str(error), code="engine_stopped") from error
-    kv, states = here.llm.built.engine.kv, here.block_watch.states()
+    kv, states = here.llm.built.engine.kv, here.block_watch.states(number)
     pool = {
         "layout": kv.layout,
         "block_size": kv.block_size,

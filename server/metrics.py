@@ -96,9 +96,7 @@ class Collector:
         yield self._gauge("kv_slots", "Slots of the KV pool by what they hold; all but host add up to it.", slots, "kind")
         if block_size:
             yield self._gauge("kv_blocks", "Blocks of the KV pool by state.", _by(blocks_by_state(reading.usage, block_size)), "state")
-        yield self._counter(
-            "kv_transfer_slots", "Slots copied within the pool, moved out and in.", _by(reading.transferred), "kind"
-        )
+        yield self._counter("kv_transfer_slots", "Slots copied within the pool, moved out and in.", _by(reading.transferred), "kind")
         yield self._counter("step_time_seconds", "Time of steps by part.", _by(reading.seconds), "part")
         loop = here.llm.engine_loop
         yield self._counter("failed_steps", "Steps that failed for another reason than memory.", {(): loop.num_failed_steps})

@@ -42,30 +42,26 @@ class Served:
     flight: FlightRecorder = field(init=False)
     access_log: AccessLog = field(init=False)
     block_watch: BlockWatch = field(init=False)
-    _last_reading: Reading = field(init=False)
 
     def __post_init__(self) -> None:
         engine = self.llm.built.engine
-        self.tallies = Tallies(max_model_len=engine.max_model_len)
+        self.tallies = Tallies(engine)
         self.flight = FlightRecorder(engine, num_steps=self.settings.flight_steps, directory=self.settings.flight_dir)
         self.access_log = AccessLog(model=self.model_names[0], log_prompts=self.settings.log_prompts)
         self.block_watch = BlockWatch()
-        self._last_reading = self.tallies.read(engine)
         for observer in (self.tallies, self.flight, self.access_log):
             engine.observers.add(observer)
         self.llm.on_request = self.access_log.note
 
     async def read(self) -> Reading:
-        """All numbers: between two steps, or those of the last time if a step takes too long to wait for."""
-        engine_loop, tallies = self.llm.engine_loop, self.tallies
+        """All numbers: between two steps, or at a glance if a step takes too long to wait for."""
+        engine_loop = self.llm.engine_loop
         try:
-            self._last_reading = await asyncio.wait_for(self.llm.call(tallies.read), READ_WAIT_S)
-        except TimeoutError:
-            pass
-        except EngineError:
-            if engine_loop.ended:  # nobody else touches it any more
-                self._last_reading = tallies.read(engine_loop.engine)
-        return self._last_reading
+            reading: Reading = await asyncio.wait_for(self.llm.call(self.tallies.read), READ_WAIT_S)
+            return reading
+        except (TimeoutError, EngineError):
+            # once its thread has ended nobody else touches the engine
+            return (self.tallies.read if engine_loop.ended else self.tallies.glance)(engine_loop.engine)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for a model that is not served."""

@@ -54,7 +54,7 @@ class Histogram:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """All numbers at one moment between two steps. What is counted is counted since the engine was made, and never goes down."""
+    """All numbers at one moment. What is counted is counted since the engine was made, and never goes down."""
 
     running: int
     waiting: int
@@ -84,8 +84,9 @@ class Reading:
 class Tallies:
     """Add it to an engine's observers before the first request. Its methods are called in the engine's thread."""
 
-    def __init__(self, *, max_model_len: int) -> None:
-        lengths = one_two_five(max_model_len)
+    def __init__(self, engine: Engine) -> None:
+        lengths = one_two_five(engine.max_model_len)
+        self._pool = engine.kv.usage(), engine.kv.stats()  # as it was known last
         self._steps = 0
         self._idle_rows = 0
         self._ended = dict.fromkeys(REASONS, 0)
@@ -110,6 +111,7 @@ class Tallies:
 
     def octavo_step_finished(self, report: StepReport) -> None:
         """Count one step. Of one that was undone nothing came."""
+        self._pool = report.usage, report.stats
         if report.error:
             return
         histograms = self._histograms
@@ -155,12 +157,17 @@ class Tallies:
 
     def read(self, engine: Engine) -> Reading:
         """All numbers now; for the engine's thread, between two steps."""
-        scheduler = engine.scheduler
+        self._pool = engine.kv.usage(), engine.kv.stats()
+        return self.glance(engine)
+
+    def glance(self, engine: Engine) -> Reading:
+        """From any thread, while a step runs: the pool as it was known last, and all others as far as they were counted."""
+        scheduler, (usage, stats) = engine.scheduler, self._pool
         return Reading(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            usage=engine.kv.usage(),
-            stats=engine.kv.stats(),
+            usage=usage,
+            stats=stats,
             requests=engine.num_taken,
             prompt_tokens=engine.token_times.num_prompt_tokens,
             generated_tokens=engine.answers.num_tokens,
