@@ -45,6 +45,8 @@ COUNTERS: tuple[tuple[str, str, Callable[[Reading], float]], ...] = (
     ("kv_copies", "Blocks or regions copied because a shared one was about to be written.", lambda r: r.stats.copies),
     ("prompt_tokens", "Prompt tokens of requests that have their first token.", lambda r: r.prompt_tokens),
     ("generation_tokens", "Tokens generated, each once, however often its KV was computed.", lambda r: r.generated_tokens),
+    ("spec_decode_num_draft_tokens", "Tokens guessed by speculative decoding and checked.", lambda r: r.drafted),
+    ("spec_decode_num_accepted_tokens", "Of these, tokens that the model would have chosen itself.", lambda r: r.accepted),
     ("steps", "Steps that ran.", lambda r: r.steps),
     ("idle_row_steps", "Rows of batches that produced nothing, by step.", lambda r: r.idle_rows),
     ("out_of_memory_steps", "Steps that ran out of device memory, were undone and planned again, smaller.", lambda r: r.out_of_memory),

@@ -68,6 +68,8 @@ class Reading:
     max_num_seqs: int  # now: lower than what was set while memory is short
     steps: int
     idle_rows: int
+    drafted: int
+    accepted: int
     ended: dict[str, int]  # requests, by reason
     seconds: dict[str, float]  # of steps, by part
     transferred: dict[str, int]  # slots, by kind
@@ -88,7 +90,7 @@ class Tallies:
         lengths = one_two_five(engine.max_model_len)
         self._pool = engine.kv.usage(), engine.kv.stats()  # as it was known last
         self._steps = 0
-        self._idle_rows = 0
+        self._idle_rows = self._drafted = self._accepted = 0
         self._ended = dict.fromkeys(REASONS, 0)
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._transferred = dict.fromkeys(TRANSFERS, 0)
@@ -120,6 +122,8 @@ class Tallies:
             histograms["iteration_tokens_total"].observe(report.num_tokens)
             histograms["step_rows"].observe(report.num_rows)
         self._idle_rows += report.idle_rows
+        self._drafted += report.num_drafted
+        self._accepted += report.num_accepted
         for part, seconds in report.seconds.items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
         for kind, slots in report.transfers.items():
@@ -176,6 +180,8 @@ class Tallies:
             max_num_seqs=scheduler.max_num_seqs,
             steps=self._steps,
             idle_rows=self._idle_rows,
+            drafted=self._drafted,
+            accepted=self._accepted,
             ended=dict(self._ended),
             seconds=dict(self._seconds),
             transferred=dict(self._transferred),
