@@ -14,7 +14,6 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, field
 
 from octavo.core.answers import Answers
 from octavo.core.beam_search import Rows, advance_beams
@@ -22,14 +21,15 @@ from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.deadlines import Deadlines
 from octavo.core.errors import EngineStuckError, OutOfMemoryError, PluginContractError
-from octavo.core.execution import Handle, Runner, StepResult
+from octavo.core.execution import Runner, StepResult
+from octavo.core.flight import Flight, step_report
 from octavo.core.forks import split, unborn
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.intake import make_request
 from octavo.core.kv import Allocator
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.observers import Observers
-from octavo.core.outputs import RequestOutput, step_report
+from octavo.core.outputs import RequestOutput
 from octavo.core.plan import BatchPlan
 from octavo.core.relief import Relief
 from octavo.core.request import Request, Sequence, Status
@@ -39,18 +39,6 @@ from octavo.core.scheduling import Scheduler
 from octavo.core.step_checks import check_books
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.core.token_times import TokenTimes
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step between its planning and its application."""
-
-    step: int
-    plan: BatchPlan
-    handle: Handle | None
-    started: float
-    num_accepted: int = 0  # drafts, known once it is applied
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Engine:
@@ -374,21 +362,7 @@ class Engine:
         events = self.kv.drain_events() if self.kv.observed else []
         if not self.observers.wanted("step_finished"):
             return
-        scheduler = self.scheduler
-        report = step_report(
-            flight.plan,
-            step=flight.step,
-            time=flight.started,
-            num_waiting=len(scheduler.waiting),
-            num_running=len(scheduler.running),
-            usage=self.kv.usage(),
-            stats=self.kv.stats(),
-            events=tuple(events),
-            num_accepted=flight.num_accepted,
-            seconds=flight.seconds,
-            token_times=self.token_times,
-            error=error,
-        )
+        report = step_report(flight, scheduler=self.scheduler, kv=self.kv, events=events, token_times=self.token_times, error=error)
         self.observers.tell("step_finished", report)
 
     def close(self) -> None:

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from octavo.core.beam_search import rank_of
 from octavo.core.kv import BlockEvent, KVStats, KVUsage
 from octavo.core.logprobs import Logprob, readable
-from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.token_times import TokenTimes
 
 
 @dataclass(slots=True)
@@ -179,49 +177,3 @@ class StepReport:
     first_tokens: tuple[float, ...] = ()  # seconds from arrival, of requests whose first token came
     token_gaps: dict[float, int] = field(default_factory=dict)  # seconds since the tokens before: sequences that waited so long
     error: str = ""  # why it was undone: nothing came of it
-
-
-def step_report(
-    plan: BatchPlan,
-    *,
-    step: int,
-    time: float,
-    num_waiting: int,
-    num_running: int,
-    usage: KVUsage,
-    stats: KVStats,
-    events: tuple[BlockEvent, ...],
-    num_accepted: int,
-    seconds: dict[str, float],
-    token_times: TokenTimes,
-    error: str = "",
-) -> StepReport:
-    """A plan in numbers, and the state of engine and pool after it."""
-    _, starts, lengths, _, samples, drafts, *_ = zip(*plan.chunks, strict=True) if plan.chunks else ((),) * 7
-    transfers: dict[str, int] = {}
-    for transfer in plan.transfers:
-        transfers[transfer.kind] = transfers.get(transfer.kind, 0) + transfer.count
-    return StepReport(
-        step=step,
-        time=time,
-        num_waiting=num_waiting,
-        num_running=num_running,
-        num_rows=len(plan.chunks),
-        num_tokens=sum(lengths),
-        num_sampled=sum(samples),
-        num_drafted=sum(map(len, drafts)),
-        num_accepted=num_accepted,
-        idle_rows=plan.idle_rows,
-        num_preempted=len(plan.preempted),
-        num_failed=len(plan.failed),
-        transfers=transfers,
-        usage=usage,
-        stats=stats,
-        events=events,
-        seconds=seconds,
-        starts=starts,
-        lengths=lengths,
-        first_tokens=() if error else tuple(token_times.firsts),
-        token_gaps={} if error else token_times.gaps,
-        error=error,
-    )
