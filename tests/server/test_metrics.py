@@ -227,6 +227,22 @@ def test_a_dead_engine_still_has_metrics(folder: Path) -> None:
     run(test())
 
 
+def test_drafts_are_counted(folder: Path) -> None:
+    """Checked and accepted ones, under vLLM's names; tokens are those of the answers all the same."""
+
+    async def test() -> None:
+        async with serving(folder, speculative_config={"num_speculative_tokens": 3, "prompt_lookup_min": 1}) as server:
+            for i in range(4):
+                await server.complete([i, 5, 6, 7] * 6, max_tokens=40)
+            found = await server.metrics()
+            consistent(server, found)
+            drafted = value(found, "octavo:spec_decode_num_draft_tokens_total")
+            assert drafted == sum(report.num_drafted for report in server.reports) > 0
+            assert value(found, "octavo:spec_decode_num_accepted_tokens_total") == sum(report.num_accepted for report in server.reports)
+
+    run(test())
+
+
 def test_two_servers_in_a_process_do_not_meet(folder: Path) -> None:
     """Each has a registry of its own."""
 
