@@ -25,10 +25,12 @@ class RunTotals:
 
     def octavo_step_finished(self, report: StepReport) -> None:
         """Count one step."""
+        self.preemptions += report.num_preempted
+        if report.error:
+            return
         self.steps += bool(report.num_rows)
         self.rows += report.num_rows
         self.idle_rows += report.idle_rows
-        self.preemptions += report.num_preempted
         self.drafted += report.num_drafted
         self.accepted += report.num_accepted
         self.peak_slots = max(self.peak_slots, report.usage.filled + report.usage.held)

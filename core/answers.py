@@ -26,6 +26,7 @@ class Answers:
         self._tokenizer = tokenizer
         self._decode = None if tokenizer is None else tokenizer.decode_token
         self._ready: list[RequestOutput] = []
+        self.num_tokens = 0  # of all outputs so far; of beams, those of ended searches
 
     def __len__(self) -> int:
         """Outputs that nobody has taken yet."""
@@ -66,6 +67,7 @@ class Answers:
                 sequence.error = f"structured_outputs: {error}"
                 delta, reason = delta + text.finish(), "error"
         sequence.output += fresh
+        self.num_tokens += len(fresh)
         if scored:
             sequence.logprobs += scored[:kept]
             sequence.score += sum(entry.logprob for entry in scored[:kept])
@@ -88,6 +90,8 @@ class Answers:
                     sequence.text.push(sequence.output)
                     sequence.text.finish()
         answer = completed(request, finished_at=finished_at, decode=self._decode)
+        if request.beam_width:
+            self.num_tokens += sum(len(output.token_ids) for output in answer.outputs)
         if not request.stream or request.beam_width:
             self._ready.append(answer)  # beams have no pieces: which of them wins is known at the end
         else:

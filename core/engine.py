@@ -14,7 +14,6 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, field
 
 from octavo.core.answers import Answers
 from octavo.core.beam_search import Rows, advance_beams
@@ -22,14 +21,15 @@ from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.deadlines import Deadlines
 from octavo.core.errors import EngineStuckError, OutOfMemoryError, PluginContractError
-from octavo.core.execution import Handle, Runner, StepResult
+from octavo.core.execution import Runner, StepResult
+from octavo.core.flight import Flight, step_report
 from octavo.core.forks import split, unborn
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.intake import make_request
 from octavo.core.kv import Allocator
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.observers import Observers
-from octavo.core.outputs import RequestOutput, step_report
+from octavo.core.outputs import RequestOutput
 from octavo.core.plan import BatchPlan
 from octavo.core.relief import Relief
 from octavo.core.request import Request, Sequence, Status
@@ -38,18 +38,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
 from octavo.core.step_checks import check_books
 from octavo.core.text.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step between its planning and its application."""
-
-    step: int
-    plan: BatchPlan
-    handle: Handle | None
-    started: float
-    num_accepted: int = 0  # drafts, known once it is applied
-    seconds: dict[str, float] = field(default_factory=dict)
+from octavo.core.token_times import TokenTimes
 
 
 class Engine:
@@ -82,14 +71,15 @@ class Engine:
         self.depth = depth
         self.debug = debug
         self.answers = Answers(tokenizer)
+        self.token_times = TokenTimes()
         self.relief = Relief(scheduler)
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size=vocab_size)
         self.observers = Observers()
         self.requests: dict[str, Request] = {}
+        self.num_taken = 0  # requests since the start
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
         self._deadlines = Deadlines()
-        self._next_order = 0  # of the next request
         self._undone: dict[Request, None] = {}  # of a step that failed just now
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
@@ -98,6 +88,11 @@ class Engine:
     def has_work(self) -> bool:
         """Requests are unanswered or steps in flight."""
         return bool(self.requests or self._flying or self.answers)
+
+    @property
+    def plans_in_flight(self) -> list[BatchPlan]:
+        """Of steps that are not over, the oldest first."""
+        return [flight.plan for flight in self._flying]
 
     # ------------------------------------------------------------------ requests
 
@@ -122,7 +117,7 @@ class Engine:
             self,
             prompt,
             params,
-            order=self._next_order,
+            order=self.num_taken,
             request_id=request_id,
             prompt_text=prompt_text,
             priority=priority,
@@ -138,7 +133,7 @@ class Engine:
         self.scheduler.add(request)
         self.requests[request.id] = request
         self._deadlines.add(request)
-        self._next_order += 1
+        self.num_taken += 1
         return request
 
     def abort(self, request_id: str) -> None:
@@ -212,8 +207,8 @@ class Engine:
         self._flying.append(flight)
         try:
             flight.handle = self.runner.submit(flight.plan)
-        except BaseException:
-            self._rollback()
+        except BaseException as error:
+            self._rollback(error)
             raise
 
     def _finish_step(self, flight: Flight) -> None:
@@ -223,11 +218,12 @@ class Engine:
                 raise PluginContractError("a step was applied before it was submitted")
             result = flight.handle.result()
             begun = self.clock.now()
+            self.token_times.begin(begun)
             self._apply(flight, result)
             flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
-        except BaseException:
+        except BaseException as error:
             self._flying.appendleft(flight)
-            self._rollback()
+            self._rollback(error)
             raise
 
     def _apply(self, flight: Flight, result: StepResult) -> None:
@@ -276,8 +272,7 @@ class Engine:
 
     def _append(self, sequence: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> str | None:
         """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
-        if sequence.request.first_token is None:
-            sequence.request.first_token = self.clock.now()
+        self.token_times.note(sequence)
         return self.answers.append(sequence, tokens, scored)
 
     def _split(self, lead: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> None:
@@ -331,10 +326,10 @@ class Engine:
 
     # -------------------------------------------------------------------- trouble
 
-    def _rollback(self) -> None:
+    def _rollback(self, error: BaseException) -> None:
         """A step failed: undo it and all that were planned on top of it, the newest first. Then the engine can go on."""
-        while self._flying:
-            flight = self._flying.pop()
+        undone = [self._flying.pop() for _ in range(len(self._flying))]
+        for flight in undone:
             self._undone.update(dict.fromkeys(chunk.sequence.request for chunk in flight.plan.chunks))
             for chunk in flight.plan.chunks:
                 sequence = chunk.sequence
@@ -346,6 +341,8 @@ class Engine:
             done = flight.handle.transfers_done if flight.handle is not None else 0
             self.kv.requeue(flight.plan.transfers[done:])
         self.runner.forget()
+        for flight in reversed(undone):
+            self._tell(flight, f"{type(error).__name__}: {error}")
 
     def _check_progress(self, plan: BatchPlan) -> None:
         """Nothing is planned and nothing in flight: fine if somebody just left or the policy waits on purpose."""
@@ -360,24 +357,12 @@ class Engine:
             f"{len(scheduler.running)} run, and nothing is in flight; {type(kv).__name__} holds {kv.usage()} of {kv.capacity} slots"
         )
 
-    def _tell(self, flight: Flight) -> None:
+    def _tell(self, flight: Flight, error: str = "") -> None:
         """Report a step that is over to whoever listens."""
         events = self.kv.drain_events() if self.kv.observed else []
         if not self.observers.wanted("step_finished"):
             return
-        scheduler = self.scheduler
-        report = step_report(
-            flight.plan,
-            step=flight.step,
-            time=flight.started,
-            num_waiting=len(scheduler.waiting),
-            num_running=len(scheduler.running),
-            usage=self.kv.usage(),
-            stats=self.kv.stats(),
-            events=tuple(events),
-            num_accepted=flight.num_accepted,
-            seconds=flight.seconds,
-        )
+        report = step_report(flight, scheduler=self.scheduler, kv=self.kv, events=events, token_times=self.token_times, error=error)
         self.observers.tell("step_finished", report)
 
     def close(self) -> None:

@@ -46,6 +46,11 @@ class EngineLoop:
         """It runs, and takes actions."""
         return self._thread.is_alive() and self.failure is None and not self._stopping
 
+    @property
+    def ended(self) -> bool:
+        """It ran, and does not any more: nobody touches the engine."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
     def post(self, action: Action) -> None:
         """Run this between two steps. Raises EngineError if the loop has ended."""
         with self._changed:

@@ -59,7 +59,7 @@ def octavo_engine_started(stack: Stack) -> None:
 
 @hookspec
 def octavo_step_finished(report: StepReport) -> None:
-    """Be told of every step whose result was applied: its plan in numbers, KV usage, times by part."""
+    """Be told of every step: its plan in numbers, KV usage, times by part; of one that was undone, with its `error`."""
 
 
 @hookspec

@@ -64,6 +64,16 @@ class BlockEvent:
     key: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """What one block or region holds: of live sequences, or, without an owner, what is kept for reuse under its key."""
+
+    start: int  # first slot
+    count: int  # slots
+    owners: tuple[str, ...] = ()  # ids of the sequences that share it; of a request, where it keeps a region for one
+    key: str = ""  # prefix hash in hex, where it can be found by that
+
+
 class Allocator(ABC):
     """Slots for sequences. `capacity` and `host_capacity` are in slots.
 
@@ -153,6 +163,10 @@ class Allocator(ABC):
         """Blocks that changed hands since the last call; empty unless `observed`."""
         events, self._events = self._events, []
         return events
+
+    @abstractmethod
+    def snapshot(self) -> list[BlockState]:
+        """What each block or region holds now, by first slot; those that hold nothing are left out. Looks at the whole pool."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from octavo.core.beam_search import rank_of
 from octavo.core.kv import BlockEvent, KVStats, KVUsage
 from octavo.core.logprobs import Logprob, readable
-from octavo.core.plan import BatchPlan
 from octavo.core.request import Request, Sequence
+from octavo.core.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -62,6 +62,7 @@ class RequestOutput:
     times: RequestTimes | None = None
     class_name: str = "default"
     user: str = ""
+    params: SamplingParams | None = None  # what was asked for; on whole answers
 
 
 Decode = Callable[[int], str] | None
@@ -146,6 +147,7 @@ def completed(request: Request, *, finished_at: float, decode: Decode) -> Reques
         times=RequestTimes(request.arrival, request.first_scheduled, request.first_token, finished_at),
         class_name=request.class_name,
         user=request.user,
+        params=request.params,
     )
 
 
@@ -170,41 +172,8 @@ class StepReport:
     stats: KVStats
     events: tuple[BlockEvent, ...]  # blocks that changed hands, where `Allocator.observed` is set
     seconds: dict[str, float] = field(default_factory=dict)  # schedule, inputs, forward, sample, apply
-
-
-def step_report(
-    plan: BatchPlan,
-    *,
-    step: int,
-    time: float,
-    num_waiting: int,
-    num_running: int,
-    usage: KVUsage,
-    stats: KVStats,
-    events: tuple[BlockEvent, ...],
-    num_accepted: int,
-    seconds: dict[str, float],
-) -> StepReport:
-    """A plan in numbers, and the state of engine and pool after it."""
-    transfers: dict[str, int] = {}
-    for transfer in plan.transfers:
-        transfers[transfer.kind] = transfers.get(transfer.kind, 0) + transfer.count
-    return StepReport(
-        step=step,
-        time=time,
-        num_waiting=num_waiting,
-        num_running=num_running,
-        num_rows=len(plan.chunks),
-        num_tokens=plan.num_tokens,
-        num_sampled=sum(chunk.samples for chunk in plan.chunks),
-        num_drafted=sum(len(chunk.drafts) for chunk in plan.chunks),
-        num_accepted=num_accepted,
-        idle_rows=plan.idle_rows,
-        num_preempted=len(plan.preempted),
-        num_failed=len(plan.failed),
-        transfers=transfers,
-        usage=usage,
-        stats=stats,
-        events=events,
-        seconds=seconds,
-    )
+    starts: tuple[int, ...] = ()  # of each row, its first position in this step
+    lengths: tuple[int, ...] = ()  # and how many tokens of it run
+    first_tokens: tuple[float, ...] = ()  # seconds from arrival, of requests whose first token came
+    token_gaps: dict[float, int] = field(default_factory=dict)  # seconds since the tokens before: sequences that waited so long
+    error: str = ""  # why it was undone: nothing came of it

@@ -55,6 +55,7 @@ class Sequence:
     awaited: Chunk | None = None
     finish_reason: str | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error"
+    last_token: float | None = None  # when its newest token came, on the engine's clock
     text: OutputText | None = None  # turns ids into text, keeps it, and says when to stop
     counts: TokenCounts | None = None  # of `output`, where penalties need them
     grammar: Matcher | None = None  # what `output` must follow, as far as it has come; it advances with `output` and with nothing else

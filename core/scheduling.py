@@ -35,6 +35,7 @@ class Scheduler(ABC):
         self.options = options
         self.kv = kv
         self.waiting: list[Request] = []
+        self.num_preemptions = 0  # since the start
         self.running: list[Request] = []
         self.proposer = proposer  # guesses next tokens for every plan; may be set later, which is how an engine's config does it
         self.max_num_seqs = options.max_num_seqs  # these two may be lower for a while, where device memory ran out
@@ -209,6 +210,7 @@ class Scheduler(ABC):
         self.running.remove(request)
         request.running = False
         request.num_preemptions += 1
+        self.num_preemptions += 1
         self.add(request)
         plan.preempted.append(request)
 

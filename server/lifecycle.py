@@ -84,6 +84,8 @@ class Lifecycle:
         here = self._here
         here.status, here.reason = "dead", str(error) or type(error).__name__
         logger.critical("the engine has stopped: %s", here.reason)
+        here.flight.write_down("the engine has stopped")
+        here.access_log.flush()
         if here.settings.on_death == "exit":
             self._exit_status = 1
             self._spawn(self._leave())
@@ -100,6 +102,7 @@ class Lifecycle:
             if here.status != "dead" and here.llm.engine_loop.stalled_for() > limit:
                 here.status, here.reason = "dead", f"a step has taken more than step_timeout_s = {limit:g} s"
                 logger.critical("%s", here.reason)
+                here.flight.write_down(here.reason)
                 here.llm.fail_all(here.reason)
                 await asyncio.sleep(LINGER_S)
                 logging.shutdown()

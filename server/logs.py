@@ -41,12 +41,23 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """A line for people: what the record says of the request comes behind the message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, without a traceback."""
+        fields = getattr(record, "fields", {})
+        return " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in fields.items())])
+
+
 def set_up(settings: ServerSettings) -> None:
     """Send the logs of Octavo and uvicorn where the settings say. Raises OSError if the file cannot be opened."""
     stream = open(settings.log_file, "a", encoding="utf-8") if settings.log_file else sys.stderr  # noqa: SIM115
     handler = DroppingHandler(stream)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else text)
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     for name in ("octavo", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

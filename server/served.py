@@ -5,6 +5,7 @@ Must not know: routes.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from dataclasses import dataclass, field
@@ -13,11 +14,17 @@ from typing import Literal
 from fastapi import Request
 
 from octavo.async_llm import AsyncLLM
+from octavo.core.errors import EngineError
+from octavo.server.access_log import AccessLog
+from octavo.server.block_watch import BlockWatch
 from octavo.server.errors import ApiError
+from octavo.server.flight import FlightRecorder
 from octavo.server.settings import ServerSettings
+from octavo.server.tallies import Reading, Tallies
 
 Status = Literal["ready", "draining", "dead"]
 CLASS_HEADER = "X-Octavo-Class"
+READ_WAIT_S = 2.0  # how long who asks for numbers waits for a step to end
 
 
 @dataclass(slots=True)
@@ -31,6 +38,30 @@ class Served:
     status: Status = "ready"
     reason: str = ""  # why it is not ready
     num_active: int = 0  # requests of /v1 that were not answered yet
+    tallies: Tallies = field(init=False)
+    flight: FlightRecorder = field(init=False)
+    access_log: AccessLog = field(init=False)
+    block_watch: BlockWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        engine = self.llm.built.engine
+        self.tallies = Tallies(engine)
+        self.flight = FlightRecorder(engine, num_steps=self.settings.flight_steps, directory=self.settings.flight_dir)
+        self.access_log = AccessLog(model=self.model_names[0], log_prompts=self.settings.log_prompts)
+        self.block_watch = BlockWatch()
+        for observer in (self.tallies, self.flight, self.access_log):
+            engine.observers.add(observer)
+        self.llm.on_request = self.access_log.note
+
+    async def read(self) -> Reading:
+        """All numbers: between two steps, or at a glance if a step takes too long to wait for."""
+        engine_loop = self.llm.engine_loop
+        try:
+            reading: Reading = await asyncio.wait_for(self.llm.call(self.tallies.read), READ_WAIT_S)
+            return reading
+        except (TimeoutError, EngineError):
+            # once its thread has ended nobody else touches the engine
+            return (self.tallies.read if engine_loop.ended else self.tallies.glance)(engine_loop.engine)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for a model that is not served."""

@@ -31,6 +31,8 @@ class ServerSettings(PluginOptions):
     metrics_prefix: Literal["octavo", "vllm"] = Field("octavo", description="what the names of metrics begin with")
     log_format: Literal["text", "json"] = Field("text", description="form of the log's lines")
     log_file: str | None = Field(None, description="where the log goes; None: standard error. A full disk drops lines, and counts them")
+    flight_steps: int = Field(256, ge=1, le=100_000, description="steps that /debug/flight shows, and that are kept for after a failure")
+    flight_dir: str | None = Field(None, description="where these are written when a step fails or hangs; None: in short to the log alone")
     log_prompts: bool = Field(False, description="write prompts into the log")
 
     @model_validator(mode="after")

@@ -50,6 +50,7 @@ class AsyncLLM:
         self.built = built
         self.prompts = PromptReader(built.loaded)
         self.on_death: Callable[[BaseException], None] | None = None  # told in the event loop
+        self.on_request: Callable[[str], None] | None = None  # told the id before the engine has the request, in the asker's context
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mailboxes: dict[str, _Mailbox] = {}  # of requests that the engine has; its thread alone touches it
         self._open: set[_Mailbox] = set()  # all that somebody reads
@@ -136,6 +137,8 @@ class AsyncLLM:
                 else:
                     self._mailboxes[request.id] = mailbox
 
+        if self.on_request is not None and request_id is not None:
+            self.on_request(request_id)
         self.engine_loop.post(add)
         self._open.add(mailbox)
         try:

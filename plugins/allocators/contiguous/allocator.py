@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.errors import InvalidOptionsError, PluginContractError, RequestError
-from octavo.core.kv import Allocator, BlockEvent, KVStats, KVUsage
+from octavo.core.kv import Allocator, BlockEvent, BlockState, KVStats, KVUsage
 from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence
 from octavo.plugins.allocators.buddy import next_power_of_two
@@ -326,6 +326,13 @@ class ContiguousAllocator(Allocator):
         if not seat.length:
             raise PluginContractError(f"contiguous: sequence {sequence.id!r} has no region before its first reserve")
         return seat.start, seat.length
+
+    def snapshot(self) -> list[BlockState]:
+        """Regions; one that waits for a sequence is its request's."""
+        held = [(seat.start, seat.length, sequence.id) for sequence, seat in self._seats.items() if seat.length]
+        for request, family in self._families.items():
+            held += [(start, family.length, request.id) for start in family.spare]
+        return [BlockState(start, length, (owner,)) for start, length, owner in sorted(held)]
 
     def reset(self) -> None:
         """Nothing is cached."""

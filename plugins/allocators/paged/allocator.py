@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.core.errors import InvalidOptionsError, PluginContractError
-from octavo.core.kv import Allocator, BlockEvent, KVStats, KVUsage
+from octavo.core.kv import Allocator, BlockEvent, BlockState, KVStats, KVUsage
 from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence
 from octavo.plugins.allocators.block_pool import BlockPool, Shelf
@@ -284,6 +284,14 @@ class PagedAllocator(Allocator):
         if table is None:
             raise self._not_open(sequence, "committed")
         return table.num_filled
+
+    def snapshot(self) -> list[BlockState]:
+        """Blocks that somebody holds."""
+        size, owners = self.block_size, dict[int, list[str]]()
+        for sequence, table in self._tables.items():
+            for block in table.blocks:
+                owners.setdefault(block, []).append(sequence.id)
+        return [BlockState(block * size, size, tuple(owners[block])) for block in sorted(owners)]
 
     def reset(self) -> None:
         """Only a shelf keeps anything."""

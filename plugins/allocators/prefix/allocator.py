@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from octavo.core.errors import PluginContractError
-from octavo.core.kv import Allocator, BlockEvent, KVStats, KVUsage
+from octavo.core.kv import Allocator, BlockEvent, BlockState, KVStats, KVUsage
 from octavo.core.plan import Transfer
 from octavo.core.request import Request, Sequence, Status
 from octavo.plugins.allocators.paged.allocator import PagedAllocator
@@ -198,6 +198,15 @@ class PrefixAllocator(Allocator):
     def table(self, sequence: Sequence) -> tuple[npt.NDArray[np.int32], int]:
         """As paged."""
         return self._paged.table(sequence)
+
+    def snapshot(self) -> list[BlockState]:
+        """As paged, with those that can be found; what is kept but cannot be found any more is as good as free."""
+        size, states = self.block_size, {state.start: state for state in self._paged.snapshot()}
+        for entry in self._cache.entries.values():
+            start = entry.block * size
+            owners = states[start].owners if start in states else ()
+            states[start] = BlockState(start, size, owners, entry.key.hex())
+        return [states[start] for start in sorted(states)]
 
     def reset(self) -> None:
         """Nothing that was computed so far is found any more; unused blocks are free."""

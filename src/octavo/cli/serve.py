@@ -26,6 +26,8 @@ SERVER_FLAGS: dict[str, Any] = {
     "metrics_prefix": str,
     "log_format": str,
     "log_file": str,
+    "flight_steps": int,
+    "flight_dir": str,
 }
 MANY = {"api_key": "KEY", "served_model_name": "NAME"}
 ENGINE_FLAGS: dict[str, Any] = {

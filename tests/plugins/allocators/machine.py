@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from typing import NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from octavo.core.block_map import BlockMap
 from octavo.core.forks import common_prefix, rejoin, split
-from octavo.core.kv import Allocator
+from octavo.core.kv import Allocator, BlockState
 from octavo.core.plan import Chunk, Transfer
 from octavo.core.request import Request, Sequence, Status
 from tests.plugins.allocators.memory import MAX_MODEL_LEN, Memory, request, tags
@@ -37,6 +38,10 @@ class Flight(NamedTuple):
 
     transfers: tuple[Transfer, ...]
     rows: list[Row]
+
+
+def sorted_owners(states: list[BlockState]) -> list[BlockState]:
+    return [replace(state, owners=tuple(sorted(state.owners))) for state in states]
 
 
 class AllocatorMachine(RuleBasedStateMachine):
@@ -61,6 +66,15 @@ class AllocatorMachine(RuleBasedStateMachine):
     @initialize(observed=st.booleans())
     def observe(self, observed: bool) -> None:
         self.kv.observed = observed
+        self.map = BlockMap()
+
+    @rule()
+    def look(self) -> None:
+        """Somebody looks at what goes on already, or away again."""
+        self.kv.observed = not self.kv.observed
+        self.kv.drain_events()
+        self.map = BlockMap(self.kv.snapshot())
+        self.owners = Counter((state.start, owner) for state in self.kv.snapshot() for owner in state.owners)
 
     # -------------------------------------------------------------------- choice
 
@@ -352,6 +366,8 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.owners[event.start, event.owner] += {"taken": 1, "released": -1}.get(event.kind, 0)
         assert min(self.owners.values(), default=0) >= 0, "released by somebody who did not hold it"
         if self.kv.observed:
+            self.map.apply(events)
+            assert sorted_owners(self.map.states()) == sorted_owners(self.kv.snapshot()), "the events do not tell what is there"
             held = Counter((start, s.id) for s in self.open_sequences() for start in self.starts(s))
             ids = {s.id for s in self.open_sequences()}
             assert held == Counter({key: n for key, n in self.owners.items() if n and key[1] in ids})
