@@ -18,6 +18,7 @@ from fastapi.responses import Response
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.errors import ApiError
+from octavo.server.json_body import JsonRoute
 from octavo.server.openai.answers import ERRORS, check_served, error_event, event, new_id, plain_logprobs, usage, whole
 from octavo.server.openai.chat_schema import (
     AnswerMessage,
@@ -33,7 +34,7 @@ from octavo.server.openai.params import sampling_params, structure
 from octavo.server.served import Caller, Served, authorised, served
 from octavo.server.sse import DONE, EventStream, unless_gone
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=ERRORS)

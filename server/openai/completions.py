@@ -20,13 +20,14 @@ from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.prompts import ReadyPrompt
 from octavo.server.errors import ApiError
+from octavo.server.json_body import JsonRoute
 from octavo.server.openai.answers import ERRORS, check_served, error_event, event, new_id, plain_logprobs, usage, whole
 from octavo.server.openai.completions_schema import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from octavo.server.openai.params import sampling_params, structure
 from octavo.server.served import Caller, Served, authorised, served
 from octavo.server.sse import DONE, EventStream, unless_gone
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 MOST_PROMPTS = 1024  # in one request
 
 
