@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from octavo.core.sampling_params import LARGEST, MAX_LOGPROBS
+from octavo.core.parameters import LARGEST
+from octavo.core.sampling_params import MAX_LOGPROBS
 from octavo.server.openai.common_schema import Flag, ResponseFormat, SamplingFields, Schema, Usage, Whole
 from octavo.server.openai.not_served import NotServed
 
@@ -106,7 +107,7 @@ class AllowedTools(Schema):
 def _kind_of_choice(value: Any) -> str:
     if isinstance(value, dict):
         return "some" if value.get("type") == "allowed_tools" else "named"
-    return {NamedTool: "named", AllowedTools: "some"}.get(type(value), "word")
+    return "named" if isinstance(value, NamedTool) else "some" if isinstance(value, AllowedTools) else "word"
 
 
 ToolChoice = Annotated[

@@ -215,7 +215,7 @@ class _Candidate:
     def _is_call(self, scan: ObjectScan) -> bool:
         """An object that could be understood at its end alone."""
         name, arguments = _call_in(_loaded(scan.text), needs_arguments=not self._tagged)
-        if name not in self._reader.names:
+        if name is None or name not in self._reader.names:
             return False
         self._begin(name)
         self._reader.more_arguments(self._index, arguments)
@@ -248,7 +248,7 @@ def _call_in(value: Any, *, needs_arguments: bool) -> tuple[str | None, str]:
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None, ""
-    arguments = next((value[key] for key in ARGUMENTS if key in value), None if needs_arguments else {})
+    arguments: Any = next((value[key] for key in ARGUMENTS if key in value), None if needs_arguments else {})
     if isinstance(arguments, str):  # JSON within JSON
         return (value["name"], arguments) if isinstance(_loaded(arguments), dict) else (None, "")
     return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else (None, "")

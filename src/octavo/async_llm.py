@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from octavo.core.assembly import BuiltEngine, build_engine, load_model
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.engine import Engine
 from octavo.core.engine_loop import EngineLoop
 from octavo.core.errors import EngineError
@@ -101,9 +102,18 @@ class AsyncLLM:
         return SamplingParams(**self.built.default_sampling)
 
     async def run(
-        self, ready: ReadyPrompt, params: SamplingParams, *, request_id: str | None = None, stream: bool = True, **about: Any
+        self,
+        ready: ReadyPrompt,
+        params: SamplingParams | BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        stream: bool = True,
+        **about: Any,
     ) -> AsyncGenerator[RequestOutput]:
-        """The same for a prompt that was made ready before."""
+        """The same for a prompt that was made ready before; with BeamSearchParams, one whole answer even to `stream`."""
+        grammars = self.built.engine.grammars
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None and grammars is not None:
+            await asyncio.to_thread(grammars.compile, params.structured_outputs)  # here it holds nobody up; the engine finds it
         about = {"priority": None, "class": "default", "user": "", **about, **ready.about}
         mailbox = _Mailbox(self._event_loop())
 
