@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.core.errors import RequestError
-from octavo.core.text.tool_prompt import tools_as_text
+from octavo.core.text.tool_prompt import calls_as_text, tools_as_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -42,7 +42,9 @@ class ChatTemplate:
         plain = [_checked(index, message) for index, message in enumerate(_checked_list(messages))]
         plain_tools = None if tools is None else [_checked_tool(index, tool) for index, tool in enumerate(tools)]
         template = self._compiled
-        if not self._reads_tools:
+        if "tool_calls" not in self._words:
+            plain = calls_as_text(plain)
+        if plain_tools and "tools" not in self._words:
             plain, plain_tools = tools_as_text(plain, plain_tools), None
         variables: dict[str, Any] = {
             "messages": plain,
@@ -68,11 +70,14 @@ class ChatTemplate:
             ) from error
 
     @cached_property
-    def _reads_tools(self) -> bool:
-        """Whether the template says anything of tools."""
-        from jinja2 import meta
+    def _words(self) -> set[str]:
+        """The variables and properties that the template reads."""
+        from jinja2 import nodes
 
-        return "tools" in meta.find_undeclared_variables(_environment().parse(self._source))
+        tree = _environment().parse(self._source)
+        variables = {node.name for node in tree.find_all(nodes.Name)}
+        properties = {node.attr for node in tree.find_all(nodes.Getattr)}
+        return variables | properties | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
 
 
 def _environment() -> jinja2.Environment:

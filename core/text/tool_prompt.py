@@ -9,6 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.core.errors import RequestError
+
 Message = dict[str, Any]
 
 INSTRUCTIONS = """\
@@ -26,30 +28,37 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
+RESULT, END_OF_RESULT = "<tool_response>\n", "\n</tool_response>"
 
-def tools_as_text(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
-    """The conversation with its tools told in the system message, its calls in the assistant's and their results in the user's."""
+
+def calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with its calls in the assistant's words and their results in the user's."""
     told: list[Message] = []
     for message in messages:
         plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
         if calls := message.get("tool_calls"):
             plain["content"] = "\n".join(filter(None, [message.get("content"), *map(_call, calls)]))
         elif message["role"] == "tool":
-            plain = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-            if told and told[-1].get("content", "").endswith("</tool_response>") and told[-1]["role"] == "user":
+            plain = {"role": "user", "content": f"{RESULT}{message['content']}{END_OF_RESULT}"}
+            if told and told[-1]["role"] == "user" and told[-1].get("content", "").endswith(END_OF_RESULT):
                 plain["content"] = f"{told.pop()['content']}\n{plain['content']}"  # several results are one turn
         told.append(plain)
-    if tools:
-        text = INSTRUCTIONS.format(tools="\n".join(_json(tool) for tool in tools))
-        if told[0]["role"] in ("system", "developer"):
-            told[0] = {**told[0], "content": f"{told[0].get('content', '')}\n\n{text}"}
-        else:
-            told.insert(0, {"role": "system", "content": text})
     return told
 
 
+def tools_as_text(messages: Sequence[Message], tools: Sequence[Any]) -> list[Message]:
+    """The conversation with its tools told in the system message."""
+    first, *rest = messages
+    text = INSTRUCTIONS.format(tools="\n".join(map(_json, tools)))
+    if first["role"] in ("system", "developer"):
+        return [{**first, "content": f"{first.get('content', '')}\n\n{text}"}, *rest]
+    return [{"role": "system", "content": text}, first, *rest]
+
+
 def _call(call: Any) -> str:
-    function = call.get("function", call) if isinstance(call, dict) else {}
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise RequestError("messages: each of tool_calls must have a function with name and arguments", field="messages")
     arguments = function.get("arguments", {})
     written = arguments if isinstance(arguments, str) else _json(arguments)
     return f'<tool_call>\n{{"name": {_json(function.get("name"))}, "arguments": {written or "{}"}}}\n</tool_call>'
