@@ -27,6 +27,7 @@ TYPES = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
@@ -48,23 +49,30 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class ApiError(Exception):
-    """Answer with this status."""
+class ApiError(HTTPException):
+    """Answer with this status. An HTTPException, which frameworks let pass wherever it is raised, reading the body included."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(status, _sendable(message), dict(headers or {}))
         self.status = status
-        self.param = param
+        self.param = None if param is None else _sendable(param)
         self.code = code
-        self.headers = dict(headers or {})
+
+    def __str__(self) -> str:
+        return self.detail
 
     @property
     def body(self) -> dict[str, Any]:
         """As JSON."""
-        kind = TYPES.get(self.status, "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code or self.status}}
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code or self.status}}
+
+
+def _sendable(text: str) -> str:
+    """Half a surrogate pair, which no encoding has, written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -79,7 +87,7 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineError():
             return ApiError(503, str(error), code="engine_stopped")
         case HTTPException():
-            return ApiError(error.status_code, str(error.detail), headers=error.headers)
+            return ApiError(error.status_code, error.detail, headers=error.headers)
         case RequestValidationError():
             return _invalid(error)
         case _:
@@ -88,23 +96,49 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """The first complaint, with its place: `messages[0].role`."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    where = ""
-    for part in first["loc"][1:]:
-        if isinstance(part, int):
-            where += f"[{part}]"
-        elif str(part).isidentifier():  # others are the names of types in a union
-            where += f".{part}" if where else str(part)
-    unknown = first["type"] == "extra_forbidden"
-    message = f"{where} is not served by this server" if unknown else f"{where or 'body'}: {first['msg']}"
-    return ApiError(400, message, param=where or None, code="unknown_parameter" if unknown else None)
+    """The first complaint, with its place in the body: `messages[0].role`.
+
+    Of the members of a union each complains: the one that came furthest knows best, those that came equally far say it together.
+    """
+    errors = error.errors()
+    source, *inner = errors[0]["loc"]
+    about_one = [one for one in errors if one["loc"][:2] == (source, *inner[:1])]
+    places = [_steps(one, error.body) for one in about_one]
+    best = max(places, key=len)
+    first = about_one[places.index(best)]
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in best).removeprefix(".")
+    if first["type"] == "not_served":
+        return ApiError(400, f"{where}: {first['msg']}", param=where, code="unsupported_parameter")
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{where} is not served by this server", param=where, code="unknown_parameter")
+    said = dict.fromkeys(one["msg"] for one, place in zip(about_one, places, strict=True) if place == best)
+    shared = "Input should be "
+    alternatives = [message.removeprefix(shared) for message in said if message.startswith(shared)]
+    message = shared + " or ".join(alternatives) if alternatives else next(iter(said))
+    return ApiError(400, f"{where or 'the body'}: {message}", param=where or None)
+
+
+def _steps(error: Mapping[str, Any], body: Any) -> list[str | int]:
+    """An error's place as keys and indices of the body; pydantic puts the names of a union's members between them."""
+    source, *parts = error["loc"]
+    if source != "body":
+        return list(parts)
+    steps: list[str | int] = []
+    for number, part in enumerate(parts):
+        within = (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int) and part < len(body))
+        missing = error["type"] == "missing" and number == len(parts) - 1
+        if within:
+            body = body[part]
+        if within or missing:
+            steps.append(part)
+    return steps
 
 
 def _respond(request: Request, error: Exception) -> JSONResponse:
     api_error = as_api_error(error)
+    if api_error.status in (404, 405) and api_error is not error:  # the router's own
+        why = "this server has no such route" if api_error.status == 404 else "this route has another method"
+        api_error = ApiError(api_error.status, f"{request.method} {request.url.path}: {why}", headers=api_error.headers)
     return JSONResponse(api_error.body, api_error.status, api_error.headers)
 
 

@@ -6,7 +6,7 @@ Must not know: what is in the events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -30,18 +30,23 @@ async def unless_gone(request: Request, work: Awaitable[Answer]) -> Answer | Non
 
 
 class EventStream(Response):
-    """Sends events as they come. `events` yields whole events, in bytes, and ends by itself; leaving it ends the work behind it."""
+    """Sends events as they come. `events` yields whole events, in bytes, and ends by itself; leaving it ends the work behind it.
+
+    `sources`: what that reads, to be ended even if the client has gone before the first event.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], *, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes], *, sources: Sequence[AsyncGenerator[Any]] = (), headers: dict[str, str] | None = None
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         self._events = events
+        self._sources = sources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         sending = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(_hung_up(receive))
         try:
@@ -50,8 +55,11 @@ class EventStream(Response):
                 sending.result()
         finally:
             await _end(sending, gone)
+            for source in self._sources:
+                await source.aclose()
 
     async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events) as events:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})

@@ -2,7 +2,7 @@
 
 Templates are written for transformers' `apply_chat_template`; its environment (filters, globals, whitespace rules, what a
 template may see) is rebuilt here, without transformers. Templates come from strangers: they run in Jinja's immutable sandbox
-and see plain JSON data only.
+and see plain JSON data only. A template that knows no tools is told of them in the messages.
 
 Must not know: token ids, the tokenizer, HTTP.
 """
@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.core.errors import RequestError
+from octavo.core.text.tool_prompt import calls_as_text, tools_as_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -38,13 +39,19 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None
     ) -> str:
         """The prompt's text. Raises RequestError: malformed messages, or messages that the template refuses."""
+        plain = [_checked(index, message) for index, message in enumerate(_checked_list(messages))]
+        plain_tools = None if tools is None else [_checked_tool(index, tool) for index, tool in enumerate(tools)]
+        template = self._compiled
+        if "tool_calls" not in self._words:
+            plain = calls_as_text(plain)
+        if plain_tools and "tools" not in self._words:
+            plain, plain_tools = tools_as_text(plain, plain_tools), None
         variables: dict[str, Any] = {
-            "messages": [_checked(index, message) for index, message in enumerate(_checked_list(messages))],
-            "tools": None if tools is None else [_checked_tool(index, tool) for index, tool in enumerate(tools)],
+            "messages": plain,
+            "tools": plain_tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        template = self._compiled
         try:
             return template.render(**self._special_tokens, **variables)
         except Exception as error:  # besides its own kinds, Jinja lets any of Python's through: None + "a" is a TypeError
@@ -61,6 +68,16 @@ class ChatTemplate:
                 f"the model's chat template is broken at line {error.lineno}: {error.message}; mend chat_template.jinja in its folder",
                 field="messages",
             ) from error
+
+    @cached_property
+    def _words(self) -> set[str]:
+        """The variables and properties that the template reads."""
+        from jinja2 import nodes
+
+        tree = _environment().parse(self._source)
+        variables = {node.name for node in tree.find_all(nodes.Name)}
+        properties = {node.attr for node in tree.find_all(nodes.Getattr)}
+        return variables | properties | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
 
 
 def _environment() -> jinja2.Environment:

@@ -101,6 +101,13 @@ class Tokenizer:
         """The text of one token by itself, special tokens too; for people to look at."""
         return self._backend.decode([token_id], skip_special_tokens=False)
 
+    def token_bytes(self, token_id: int, *, first: bool = False, skip_special_tokens: bool = False) -> bytes:
+        """What a token adds to a text, or to an empty one (`first`), in UTF-8: part of a character, where that takes several tokens."""
+        data = self.streams(skip_special_tokens=skip_special_tokens).token_bytes(token_id, first=first)
+        if data is not None:
+            return data
+        return self._backend.decode([token_id], skip_special_tokens=skip_special_tokens).encode()  # as good as it gets
+
     def streams(self, *, skip_special_tokens: bool) -> Streams:
         """What all incremental detokenizers of this vocabulary share."""
         if skip_special_tokens not in self._streams:

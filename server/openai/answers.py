@@ -15,9 +15,21 @@ from typing import Any
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.errors import ApiError, ErrorBody, as_api_error
-from octavo.server.openai.common_schema import PromptTokensDetails, Usage
+from octavo.server.openai.common_schema import PromptTokensDetails, StreamOptions, Usage
 
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 429, 500, 503)}
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)}
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'data: {"id": "...", "choices": [...]}\n\ndata: [DONE]\n\n',
+            }
+        },
+        "description": "The answer; with `stream`, events: `data: ` and a chunk as JSON each, then `data: [DONE]`. What goes wrong "
+        'in the middle is an event `data: {"error": ...}` before it.',
+    }
+}
 UNSERVED = {
     "abort": (503, "the request was ended by the server", "aborted"),
     "timeout": (408, "the request took longer than its timeout_s", "timeout"),
@@ -50,6 +62,26 @@ async def whole(pieces: AsyncGenerator[RequestOutput]) -> RequestOutput:
     return answer
 
 
+async def first_of(pieces: AsyncGenerator[RequestOutput]) -> RequestOutput:
+    """The first piece of a stream. Raises ApiError if it already is the end, without an answer: that has a status of its own."""
+    first = await anext(pieces)
+    try:
+        for output in first.outputs:
+            check_served(output)
+    except ApiError:
+        await pieces.aclose()
+        raise
+    return first
+
+
+async def chained(first: RequestOutput, rest: AsyncGenerator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
+    """A stream whose first piece was read already."""
+    async with aclosing(rest) as pieces:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+
 def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
     """In OpenAI's form."""
     return Usage(
@@ -60,14 +92,54 @@ def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
     )
 
 
+class Chunks:
+    """The chunks of one stream: what they all begin and end with, and the usage so far."""
+
+    def __init__(self, envelope: Mapping[str, Any], options: StreamOptions | None) -> None:
+        self.made = 0  # tokens of all outputs
+        self._envelope = dict(envelope)
+        self._head = f"data: {_json(self._envelope)[:-1]},"
+        self._last = bool(options and options.include_usage)
+        self._each = bool(options and options.continuous_usage_stats)
+        self._prompts: dict[int, tuple[int, int]] = {}  # of each prompt: its tokens, and how many were cached
+
+    def saw(self, prompt: int, piece: RequestOutput) -> None:
+        """What a piece tells of its prompt, which has this number."""
+        self._prompts[prompt] = (piece.num_prompt_tokens, piece.num_cached_tokens)
+
+    def choice(self, index: int, content: str, more: str = "") -> str:
+        """An event with one choice; `content` is its members but the index, `more` those of the chunk, as JSON."""
+        return f'{self._head}"choices":[{{"index":{index},{content}}}]{more}{self._tail}\n\n'
+
+    @property
+    def _tail(self) -> str:
+        if self._each:
+            return f',"usage":{self._usage().model_dump_json()}}}'
+        return ',"usage":null}' if self._last else "}"
+
+    def end(self) -> bytes:
+        """What comes before [DONE]: the usage, for who asked for it."""
+        return event({**self._envelope, "choices": [], "usage": self._usage().model_dump()}) if self._last else b""
+
+    def _usage(self) -> Usage:
+        seen = self._prompts.values()
+        return usage(
+            prompt_tokens=sum(tokens for tokens, _ in seen), completion_tokens=self.made, cached_tokens=sum(cached for _, cached in seen)
+        )
+
+
 def event(content: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {_json(content)}\n\n".encode()
 
 
 def error_event(error: Exception) -> bytes:
     """What a client is told when the answer ends in the middle: never a silent end."""
     return event(as_api_error(error).body)
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def plain_logprobs(entries: list[dict[int, Logprob] | None] | None) -> list[Any] | None:

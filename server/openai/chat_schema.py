@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
+from octavo.core.parameters import LARGEST
+from octavo.core.sampling_params import MAX_LOGPROBS
 from octavo.server.openai.common_schema import Flag, ResponseFormat, SamplingFields, Schema, Usage, Whole
+from octavo.server.openai.not_served import NotServed
+
+TEXT_ONLY = "this server reads text only: no images, sound or files"
 
 
 class TextPart(Schema):
@@ -17,6 +23,13 @@ class TextPart(Schema):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_only(cls, part: Any) -> Any:
+        if isinstance(part, dict) and part.get("type") in ("image_url", "input_audio", "file"):
+            raise PydanticCustomError("not_served", "{reason}", {"reason": TEXT_ONLY})
+        return part
 
 
 class FunctionCall(Schema):
@@ -42,7 +55,10 @@ class Message(Schema):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None
+    refusal: str | None = Field(None, description="accepted, as it comes back in OpenAI's answers")
+    annotations: list[Any] | None = Field(None, description="the same")
+    function_call: Annotated[None, NotServed("OpenAI's old form of tool_calls is not served: use tool_calls")] = None
+    audio: Annotated[None, NotServed(TEXT_ONLY)] = None
 
 
 class FunctionDefinition(Schema):
@@ -67,19 +83,36 @@ class FunctionName(Schema):
     name: str
 
 
-class NamedToolChoice(Schema):
+class NamedTool(Schema):
     """The model must call this function."""
 
     type: Literal["function"]
     function: FunctionName
 
 
+class SomeTools(Schema):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(Schema):
+    """Only some of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: SomeTools
+
+
 def _kind_of_choice(value: Any) -> str:
-    return "word" if isinstance(value, str) else "named"
+    if isinstance(value, dict):
+        return "some" if value.get("type") == "allowed_tools" else "named"
+    return "named" if isinstance(value, NamedTool) else "some" if isinstance(value, AllowedTools) else "word"
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedToolChoice, Tag("named")], Discriminator(_kind_of_choice)
+    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedTool, Tag("named")] | Annotated[AllowedTools, Tag("some")],
+    Discriminator(_kind_of_choice),
 ]
 
 
@@ -89,9 +122,9 @@ class ChatCompletionRequest(SamplingFields):
     messages: list[Message] = Field(min_length=1)
     model: str | None = Field(None, description="a served model's name; absent: the one that is served")
     max_tokens: Whole | None = Field(None, description="most tokens of one answer; absent: the rest of the context")
-    max_completion_tokens: Whole | None = Field(None, description="OpenAI's newer name of max_tokens")
+    max_completion_tokens: Whole | None = Field(None, ge=1, le=LARGEST, description="OpenAI's newer name of max_tokens")
     logprobs: Flag | None = Field(None, description="give the log probability of each token")
-    top_logprobs: Whole | None = Field(None, ge=0, description="and those of so many likeliest ones; needs logprobs")
+    top_logprobs: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS, description="and those of so many likeliest ones; needs logprobs")
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -100,12 +133,22 @@ class ChatCompletionRequest(SamplingFields):
     echo: Literal[False] | None = None
     # OpenAI's, without effect on the answer
     metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = Field(None, description="nothing is stored")
-    service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    store: Annotated[Literal[False] | None, NotServed("this server stores no answers: leave it out")] = None
+    service_tier: str | None = Field(None, description="accepted: there is one service; see the header X-Octavo-Class")
+    modalities: Annotated[list[Literal["text"]] | None, NotServed(TEXT_ONLY)] = None
     prompt_cache_key: str | None = Field(None, description="accepted: prefixes are found by their tokens")
+    prompt_cache_retention: str | None = Field(None, description="accepted: cached prefixes stay as long as there is room")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="accepted: as above")
     safety_identifier: str | None = None
     prediction: dict[str, Any] | None = Field(None, description="accepted: it changes the speed at most")
+    # OpenAI's, which would change the answer
+    audio: Annotated[None, NotServed("this server writes text only: no sound")] = None
+    functions: Annotated[None, NotServed("OpenAI's old form of tools is not served: use tools")] = None
+    function_call: Annotated[None, NotServed("OpenAI's old form of tool_choice is not served: use tool_choice")] = None
+    web_search_options: Annotated[None, NotServed("this server has no access to the web")] = None
+    reasoning_effort: Annotated[Literal["none"] | None, NotServed("this server has no levels of reasoning: only none")] = None
+    verbosity: Annotated[None, NotServed("this server has no levels of verbosity: say in a message how long the answer should be")] = None
+    moderation: Annotated[None, NotServed("this server moderates nothing")] = None
 
 
 class TopLogprob(BaseModel):

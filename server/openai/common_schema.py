@@ -32,7 +32,7 @@ class StreamOptions(Schema):
 
     include_usage: Flag = Field(False, description="one last chunk with no choices and the usage of the whole request")
     include_obfuscation: Flag = Field(False, description="accepted; nothing is added to hide lengths")
-    continuous_usage_stats: Flag = Field(False, description="the usage so far in every chunk")
+    continuous_usage_stats: Flag = Field(False, description="the usage so far in every chunk, as vLLM has it")
 
 
 class SamplingFields(Schema):
@@ -97,7 +97,7 @@ class ResponseFormat(Schema):
 class PromptTokensDetails(BaseModel):
     """Of the prompt's tokens."""
 
-    cached_tokens: int = 0
+    cached_tokens: int = Field(0, description="whose keys and values were found in the prefix cache")
 
 
 class Usage(BaseModel):

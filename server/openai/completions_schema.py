@@ -5,11 +5,12 @@ Must not know: engines, tokenizers.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from octavo.server.openai.common_schema import Flag, ResponseFormat, SamplingFields, Usage, Whole
+from octavo.server.openai.not_served import NotServed
 
 
 class CompletionRequest(SamplingFields):
@@ -22,6 +23,7 @@ class CompletionRequest(SamplingFields):
     echo: Flag | None = Field(None, description="give the prompt before its continuation")
     logprobs: Whole | None = Field(None, ge=0, description="give each token's log probability and those of so many likeliest ones")
     response_format: ResponseFormat | None = None
+    suffix: Annotated[None, NotServed("this server continues prompts: it fills no gaps")] = None
     add_special_tokens: Flag = Field(True, description="put BOS and the like before a text, where the tokenizer has them")
 
 

@@ -10,9 +10,10 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
+from octavo.server.json_body import JsonRoute
 from octavo.server.served import Served, authorised, served
 
-router = APIRouter(dependencies=[Depends(authorised)])
+router = APIRouter(route_class=JsonRoute, dependencies=[Depends(authorised)])
 
 
 class ModelCard(BaseModel):

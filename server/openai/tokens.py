@@ -12,13 +12,14 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from octavo.server.errors import ApiError
+from octavo.server.json_body import JsonRoute
 from octavo.server.openai.answers import ERRORS
-from octavo.server.openai.chat import plain_messages
 from octavo.server.openai.chat_schema import Message
 from octavo.server.openai.common_schema import Flag, Schema, Whole
+from octavo.server.openai.messages import plain_messages
 from octavo.server.served import authorised, served
 
-router = APIRouter(dependencies=[Depends(authorised)])
+router = APIRouter(route_class=JsonRoute, dependencies=[Depends(authorised)])
 
 
 class TokenizeRequest(Schema):

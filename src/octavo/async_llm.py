@@ -111,7 +111,10 @@ class AsyncLLM:
         stream: bool = True,
         **about: Any,
     ) -> AsyncGenerator[RequestOutput]:
-        """The same for a prompt that was made ready before."""
+        """The same for a prompt that was made ready before; with BeamSearchParams, one whole answer even to `stream`."""
+        grammars = self.built.engine.grammars
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None and grammars is not None:
+            await asyncio.to_thread(grammars.compile, params.structured_outputs)  # here it holds nobody up; the engine finds it
         about = {"priority": None, "class": "default", "user": "", **about, **ready.about}
         mailbox = _Mailbox(self._event_loop())
 

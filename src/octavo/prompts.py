@@ -68,7 +68,9 @@ class PromptReader:
             raise RequestError("prompt_token_ids must be a list of whole numbers", field="prompt_token_ids")
         return ReadyPrompt(list(ids), None, about)
 
-    def conversation(self, messages: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> ReadyPrompt:
+    def conversation(
+        self, messages: Any, tools: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
+    ) -> ReadyPrompt:
         """A conversation through the model's chat template, which writes BOS itself."""
-        text = self.tokenizer.render_chat(messages, tools=tools)
+        text = self.tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return ReadyPrompt(self.tokenizer.encode(text, add_special_tokens=False), text, {})
