@@ -46,7 +46,7 @@ def _chunk(request: Request, *, output: int = 0, drafts: tuple[int, ...] = (), s
         ({"logprobs": 0}, 3, False),
         ({"beam_width": 2}, 0, False),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
 )
 def test_whether_the_argmax_is_enough(params: dict[str, Any], output: int, plain: bool) -> None:
     """Not as soon as one chunk draws at random, changes its logits, shows them, or wants candidates."""
