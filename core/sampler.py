@@ -12,17 +12,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from octavo.core.arrays import Bools, Ints
 from octavo.core.logits_processing import as_tensor, process_logits
 from octavo.core.sampling_blocks import Peaks, block_masses, draw_from_blocks, find_peaks, scales
 from octavo.core.sampling_contenders import FIRST_GUESS, draw_from_contenders
 from octavo.core.sampling_filters import FilteredRows, draw_by_sorting, side_by_side
 from octavo.core.sampling_rows import SamplingRows
-from octavo.core.sampling_settings import Ints
-
-Bools = npt.NDArray[np.bool_]
 
 NOT_FINITE = -1  # instead of a token id: the greatest logit is NaN or infinite
 NOTHING_LEFT = -2  # all tokens of the row are banned

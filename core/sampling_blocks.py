@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from octavo.core.sampling_settings import Floats, Ints
+from octavo.core.arrays import Float32s, Floats, Ints
 
 BLOCK = 128  # tokens
 _AT_ONCE = 8  # rows whose masses are computed together on a CPU
@@ -41,7 +40,7 @@ def find_peaks(logits: torch.Tensor) -> Peaks:
     return Peaks(peaks, best, ids.gather(1, within[:, None]).squeeze(1))
 
 
-def scales(temperature: Floats) -> npt.NDArray[np.float32]:
+def scales(temperature: Floats) -> Float32s:
     """What a logit's distance from the greatest is multiplied by to give the binary logarithm of its mass."""
     return (_LOG2_E / temperature).astype(np.float32)
 

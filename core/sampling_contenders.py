@@ -16,15 +16,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from octavo.core.arrays import Bools, Float32s, Floats, Ints
 from octavo.core.sampling_blocks import Peaks, runs
 from octavo.core.sampling_filters import GRAIN, FilteredRows, rounded
-from octavo.core.sampling_settings import Floats, Ints
-
-Bools = npt.NDArray[np.bool_]
-Float32s = npt.NDArray[np.float32]
 
 FIRST_GUESS = 16.0  # of SmolLM2's rows at temperature 1 and top-p 0.9, one in hundreds needs a second one
 _GUESSES = (2.0, 0.5)  # the next ones; below 1 it is none: all that top-p drops would not be enough to stand just below the bound

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.core.arrays import Floats, Ints
 from octavo.core.logits_processing import as_tensor
 from octavo.core.sampling_blocks import masses
-from octavo.core.sampling_settings import Floats, Ints
 
 GRAIN = 2.0**-32  # masses are multiples of it
 _ROUNDING = 2.0**20  # of its neighbours, doubles hold multiples of the grain
-Doubles = TypeVar("Doubles", torch.Tensor, npt.NDArray[np.float64])
+Doubles = TypeVar("Doubles", torch.Tensor, Floats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from octavo.core.arrays import Float32s, Floats, Ints
 from octavo.core.random_numbers import uniforms
-from octavo.core.sampling_settings import Floats, Ints, Numbers, Processor, RowSettings
+from octavo.core.sampling_settings import Numbers, Processor, RowSettings
 from octavo.core.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     from octavo.core.grammar.compiler import Matcher
-
-Float32s = npt.NDArray[np.float32]
 
 
 class RowRequest(NamedTuple):

@@ -8,16 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from octavo.core.arrays import Floats, Ints
 
 _LAST_OF_64_BITS = 2**64 - 1
 
@@ -75,6 +72,8 @@ class RowSettings:
         cls, params: SamplingParams, *, seed: int, stop_ids: Collection[int] = (), bad_words: Sequence[Sequence[int]] = ()
     ) -> RowSettings:
         """`bad_words`: the ids of `params.bad_words`. Raises RequestError: a logits processor takes other arguments than it would get."""
+        import numpy as np  # here, since schedulers' descriptors import requests
+
         banned = {word[0] for word in bad_words if len(word) == 1}
         longer = tuple(BadWord(list(word[:-1]), word[-1]) for word in bad_words if len(word) > 1)
         return cls(
@@ -110,6 +109,8 @@ class RowSettings:
 
 
 def _ids(token_ids: Collection[int]) -> Ints:
+    import numpy as np
+
     return np.array(sorted(set(token_ids)), dtype=np.int64)
 
 
