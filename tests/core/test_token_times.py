@@ -67,6 +67,14 @@ def test_tokens_count_once_despite_preemptions(new_rig: Callable[..., Any]) -> N
     assert rig.engine.answers.num_tokens == 36 and sum(gaps(rig).values()) == 33 and max(gaps(rig)) > 1.0
 
 
+def test_tokens_behind_the_end_do_not_count(new_rig: Callable[..., Any]) -> None:
+    """Accepted drafts may reach beyond where the output ends."""
+    rig = new_rig()
+    request = rig.add(4, 2)
+    assert rig.engine.answers.append(request.sequences[0], [1, 2, 3, 1], ()) == "length"
+    assert rig.engine.answers.num_tokens == len(request.sequences[0].output) == 2
+
+
 def test_beams_count_what_they_bring(new_rig: Callable[..., Any]) -> None:
     """Tokens of the hypotheses that are given out, however many were tried."""
     rig = new_rig()

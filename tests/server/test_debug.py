@@ -80,6 +80,13 @@ def test_the_pool_is_shown_as_it_is(folder: Path, allocator: str) -> None:
                     work[0].cancel()
             await asyncio.gather(*work, return_exceptions=True)
             await server.idle()
+            last = asyncio.create_task(server.complete([9, 9, 9], max_tokens=100))
+            while not server.here.llm.built.engine.requests:
+                await asyncio.sleep(0.001)
+            assert await agree(server)
+            last.cancel()  # no step follows
+            await asyncio.gather(last, return_exceptions=True)
+            await server.idle()
             shown = await pool(server)
             assert [(b.start, sorted(b.owners), b.key) for b in shown.blocks] == await engine_says(server)
             assert shown.capacity == engine.kv.capacity and shown.layout == engine.kv.layout
