@@ -80,6 +80,7 @@ class Engine:
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
         self._deadlines = Deadlines()
+        self._timed = False  # somebody wants to know when tokens come
         self._undone: dict[Request, None] = {}  # of a step that failed just now
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
@@ -218,6 +219,7 @@ class Engine:
                 raise PluginContractError("a step was applied before it was submitted")
             result = flight.handle.result()
             begun = self.clock.now()
+            self._timed = self.observers.wanted("step_finished")
             self.token_times.begin(begun)
             self._apply(flight, result)
             flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
@@ -272,7 +274,8 @@ class Engine:
 
     def _append(self, sequence: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> str | None:
         """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
-        self.token_times.note(sequence)
+        if self._timed or sequence.request.first_token is None:
+            self.token_times.note(sequence)
         return self.answers.append(sequence, tokens, scored)
 
     def _split(self, lead: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> None:
