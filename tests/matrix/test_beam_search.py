@@ -102,7 +102,6 @@ def test_early_stopping_tells_the_searches_apart(llm: LLM) -> None:
     assert len({tuple(tuple(output.token_ids) for output in answer.outputs) for answer in answers}) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width", "penalty", "early", "stops", "company"),
     pairs([2, 5, 16], [-1.0, 1.0, 2.5], EARLY, ["few", "many"], ["alone", "batched"]),
