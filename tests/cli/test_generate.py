@@ -12,6 +12,7 @@ import pytest
 
 from octavo.cli import build_parser, main
 from octavo.cli.sampling import sampling_params_from
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.llm import LLM
@@ -197,3 +198,30 @@ def test_structured_output(words: list[str], tmp_path: Path, capsys: pytest.Capt
     for flags in (["--json-schema", schema], ["--json-schema", str(tmp_path / "schema.json")], ["--regex", '"a"|12|null']):
         assert main(["generate", "Hello", *flags, *words]) == 0
         assert json.loads(capsys.readouterr().out.removeprefix("Hello")) in ("a", 12, None)
+
+
+def test_beam_search(words: list[str], chat_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--beam-width` prints the best continuation, with `--json` all of them with their scores; the penalty arrives."""
+    with LLM(chat_model, device="cpu", dtype="float32", max_model_len=128, num_kv_slots=256) as llm:
+        (expected,) = llm.beam_search("Hello", BeamSearchParams(3, 8, length_penalty=0.0), use_tqdm=False)
+    assert main(["generate", "Hello", *words, "--beam-width", "3"]) == 0
+    assert capsys.readouterr().out == f"Hello{expected.outputs[0].text}\n"
+    assert main(["generate", "Hello", "--json", *words, "--beam-width", "3", "--length-penalty", "0"]) == 0
+    outputs = json.loads(capsys.readouterr().out)["outputs"]
+    assert [output["token_ids"] for output in outputs] == [output.token_ids for output in expected.outputs]
+    assert [output["score"] for output in outputs] == [output["cumulative_logprob"] for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--beam-width", "17"], "beam_width = 17: must be a whole number from 1 to 16"),
+        (["--beam-width", "2", "--temperature", "0.5"], "beam search draws nothing: --temperature does not go with --beam-width"),
+        (["--beam-width", "2", "--stop", "x"], "beam search draws nothing: --stop does not go with --beam-width"),
+        (["--length-penalty", "2"], "--length-penalty is of beam search: give --beam-width too"),
+    ],
+)
+def test_beam_flags_that_do_not_fit(words: list[str], flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before a model is loaded."""
+    assert main(["generate", "Hello", *words, *flags]) == 2
+    assert complaint in capsys.readouterr().err
