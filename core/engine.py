@@ -228,7 +228,8 @@ class Engine:
 
     def _apply(self, flight: Flight, result: StepResult) -> None:
         """Bring a step's result into the sequences: append, count, commit, and end or split those whose turn it is."""
-        kv, commit, beams = self.kv, self.kv.commit, dict[Request, Rows]()
+        kv, commit, note, append = self.kv, self.kv.commit, self.token_times.note, self.answers.append
+        errors, ended, logprobs, beams = result.errors, result.ended, result.logprobs, dict[Request, Rows]()
         for index, (chunk, tokens) in enumerate(zip(flight.plan.chunks, result.tokens, strict=True)):
             sequence = chunk.sequence
             if chunk.epoch != sequence.epoch:
@@ -236,9 +237,9 @@ class Engine:
             request = sequence.request
             if sequence.awaited is chunk:
                 sequence.awaited = None
-            if index in result.errors:
+            if index in errors:
                 beams.pop(request, None)
-                self._end(request, "error", result.errors[index])
+                self._end(request, "error", errors[index])
                 continue
             computed = chunk.start + chunk.length
             if index in result.prompt_logprobs:
@@ -249,13 +250,14 @@ class Engine:
                 computed -= rejected
                 sequence.num_scheduled -= rejected
             joint = request.samples_jointly
-            scored = result.logprobs.get(index, ())
+            scored = logprobs.get(index, ()) if logprobs else ()
             reason = None
-            if index in result.ended:
+            if index in ended:
                 reason = "stop"
                 self.answers.cut_short(sequence, reason)
             elif chunk.samples and not joint:
-                reason = self._append(sequence, tokens, scored)
+                note(sequence)
+                reason = append(sequence, tokens, scored)
             sequence.num_computed = computed
             commit(sequence, computed if joint else min(computed, sequence.num_tokens - 1))
             if reason is not None:
@@ -266,14 +268,9 @@ class Engine:
                 self._split(sequence, tokens, scored)
         for request, rows in beams.items():
             if request.first_token is None:
-                request.first_token = self.clock.now()
+                self.token_times.begun(request)
             if advance_beams(kv, request, rows, drop=self._drop):
                 self._complete(request)
-
-    def _append(self, sequence: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> str | None:
-        """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
-        self.token_times.note(sequence)
-        return self.answers.append(sequence, tokens, scored)
 
     def _split(self, lead: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> None:
         """n samples of one row of logits: the lead goes on, the others fork from it."""
@@ -281,7 +278,8 @@ class Engine:
         for number, (sequence, token) in enumerate(zip(family, tokens, strict=True)):
             if sequence.text is None:
                 self.answers.begin(sequence)
-            reason = self._append(sequence, (token,), scored[number : number + 1])
+            self.token_times.note(sequence)
+            reason = self.answers.append(sequence, (token,), scored[number : number + 1])
             if reason is not None:
                 self._finish(sequence, reason)
 

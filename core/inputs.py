@@ -135,10 +135,12 @@ class InputBuilder:
         ids, sources = self._token_ids(plan.chunks)
         positions = ranges(starts, lengths)
         query_start = np.concatenate(([0], np.cumsum(lengths)))
-        drawn = np.array(samples_, dtype=np.int64) + np.array([len(drafts) for drafts in drafts_], dtype=np.int64)
+        drawn = np.array(samples_, dtype=np.int64)
+        if any(drafts_):
+            drawn += [len(drafts) for drafts in drafts_]
         logit_rows = ranges(query_start[1:] - drawn, drawn)
         scored = stops - drawn - np.array(logits_from_, dtype=np.int64)
-        prompt_rows = ranges(query_start[1:] - drawn - scored, scored)
+        prompt_rows = ranges(query_start[1:] - drawn - scored, scored) if scored.any() else None
         draws = [num_draws(chunk) for chunk in plan.chunks]
         keep_draws, keep_at = self._keep(plan.chunks, draws) if self._depth > 1 else (None, None)
         region_starts = block_table = None
@@ -176,7 +178,7 @@ class InputBuilder:
             positions=self._tensor(positions),
             attention=attention,
             logit_rows=self._tensor(logit_rows),
-            prompts=self._prompts(plan.chunks, prompt_rows) if len(prompt_rows) else None,
+            prompts=None if prompt_rows is None else self._prompts(plan.chunks, prompt_rows),
             draws=draws,
             keep_draws=None if keep_draws is None else self._tensor(keep_draws),
             keep_at=None if keep_at is None else self._tensor(keep_at),
