@@ -19,6 +19,7 @@ from octavo.core.errors import PluginContractError
 from octavo.core.kv import Allocator
 from octavo.core.plan import BatchPlan, Chunk
 from octavo.core.request import Sequence, Status
+from octavo.core.row_requests import num_draws
 
 Ints = npt.NDArray[np.int64]
 
@@ -230,11 +231,3 @@ class InputBuilder:
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-def num_draws(chunk: Chunk) -> int:
-    """Tokens drawn from the chunk's rows of logits: one each, or all first tokens of n samples from one row; none of beams."""
-    request = chunk.sequence.request
-    if not chunk.samples or request.beam_width:
-        return 0
-    return request.width if request.samples_jointly else 1 + len(chunk.drafts)
