@@ -80,7 +80,6 @@ class Engine:
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
         self._flying: deque[Flight] = deque()
         self._deadlines = Deadlines()
-        self._timed = False  # somebody wants to know when tokens come
         self._undone: dict[Request, None] = {}  # of a step that failed just now
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
@@ -219,7 +218,6 @@ class Engine:
                 raise PluginContractError("a step was applied before it was submitted")
             result = flight.handle.result()
             begun = self.clock.now()
-            self._timed = self.observers.wanted("step_finished")
             self.token_times.begin(begun)
             self._apply(flight, result)
             flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
@@ -230,7 +228,9 @@ class Engine:
 
     def _apply(self, flight: Flight, result: StepResult) -> None:
         """Bring a step's result into the sequences: append, count, commit, and end or split those whose turn it is."""
-        kv, commit, beams = self.kv, self.kv.commit, dict[Request, Rows]()
+        kv, commit, note, append = self.kv, self.kv.commit, self.token_times.note, self.answers.append
+        errors, ended, logprobs, beams = result.errors, result.ended, result.logprobs, dict[Request, Rows]()
+        timed = self.observers.wanted("step_finished")  # somebody wants to know when each token came
         for index, (chunk, tokens) in enumerate(zip(flight.plan.chunks, result.tokens, strict=True)):
             sequence = chunk.sequence
             if chunk.epoch != sequence.epoch:
@@ -238,9 +238,9 @@ class Engine:
             request = sequence.request
             if sequence.awaited is chunk:
                 sequence.awaited = None
-            if index in result.errors:
+            if index in errors:
                 beams.pop(request, None)
-                self._end(request, "error", result.errors[index])
+                self._end(request, "error", errors[index])
                 continue
             computed = chunk.start + chunk.length
             if index in result.prompt_logprobs:
@@ -251,13 +251,15 @@ class Engine:
                 computed -= rejected
                 sequence.num_scheduled -= rejected
             joint = request.samples_jointly
-            scored = result.logprobs.get(index, ())
+            scored = logprobs.get(index, ()) if logprobs else ()
             reason = None
-            if index in result.ended:
+            if index in ended:
                 reason = "stop"
                 self.answers.cut_short(sequence, reason)
             elif chunk.samples and not joint:
-                reason = self._append(sequence, tokens, scored)
+                if timed or request.first_token is None:
+                    note(sequence)
+                reason = append(sequence, tokens, scored)
             sequence.num_computed = computed
             commit(sequence, computed if joint else min(computed, sequence.num_tokens - 1))
             if reason is not None:
@@ -268,15 +270,9 @@ class Engine:
                 self._split(sequence, tokens, scored)
         for request, rows in beams.items():
             if request.first_token is None:
-                request.first_token = self.clock.now()
+                self.token_times.begun(request)
             if advance_beams(kv, request, rows, drop=self._drop):
                 self._complete(request)
-
-    def _append(self, sequence: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> str | None:
-        """Take sampled tokens up to the one that ends the sequence; returns why it ends, if it does."""
-        if self._timed or sequence.request.first_token is None:
-            self.token_times.note(sequence)
-        return self.answers.append(sequence, tokens, scored)
 
     def _split(self, lead: Sequence, tokens: Seq[int], scored: Seq[TokenLogprobs]) -> None:
         """n samples of one row of logits: the lead goes on, the others fork from it."""
@@ -284,7 +280,8 @@ class Engine:
         for number, (sequence, token) in enumerate(zip(family, tokens, strict=True)):
             if sequence.text is None:
                 self.answers.begin(sequence)
-            reason = self._append(sequence, (token,), scored[number : number + 1])
+            self.token_times.note(sequence)
+            reason = self.answers.append(sequence, (token,), scored[number : number + 1])
             if reason is not None:
                 self._finish(sequence, reason)
 

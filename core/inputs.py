@@ -19,6 +19,7 @@ from octavo.core.errors import PluginContractError
 from octavo.core.kv import Allocator
 from octavo.core.plan import BatchPlan, Chunk
 from octavo.core.request import Sequence, Status
+from octavo.core.row_requests import num_draws
 
 Ints = npt.NDArray[np.int64]
 
@@ -135,10 +136,12 @@ class InputBuilder:
         ids, sources = self._token_ids(plan.chunks)
         positions = ranges(starts, lengths)
         query_start = np.concatenate(([0], np.cumsum(lengths)))
-        drawn = np.array(samples_, dtype=np.int64) + np.array([len(drafts) for drafts in drafts_], dtype=np.int64)
+        drawn = np.array(samples_, dtype=np.int64)
+        if any(drafts_):
+            drawn += [len(drafts) for drafts in drafts_]
         logit_rows = ranges(query_start[1:] - drawn, drawn)
         scored = stops - drawn - np.array(logits_from_, dtype=np.int64)
-        prompt_rows = ranges(query_start[1:] - drawn - scored, scored)
+        prompt_rows = ranges(query_start[1:] - drawn - scored, scored) if scored.any() else None
         draws = [num_draws(chunk) for chunk in plan.chunks]
         keep_draws, keep_at = self._keep(plan.chunks, draws) if self._depth > 1 else (None, None)
         region_starts = block_table = None
@@ -176,7 +179,7 @@ class InputBuilder:
             positions=self._tensor(positions),
             attention=attention,
             logit_rows=self._tensor(logit_rows),
-            prompts=self._prompts(plan.chunks, prompt_rows) if len(prompt_rows) else None,
+            prompts=None if prompt_rows is None else self._prompts(plan.chunks, prompt_rows),
             draws=draws,
             keep_draws=None if keep_draws is None else self._tensor(keep_draws),
             keep_at=None if keep_at is None else self._tensor(keep_at),
@@ -228,11 +231,3 @@ class InputBuilder:
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-def num_draws(chunk: Chunk) -> int:
-    """Tokens drawn from the chunk's rows of logits: one each, or all first tokens of n samples from one row; none of beams."""
-    request = chunk.sequence.request
-    if not chunk.samples or request.beam_width:
-        return 0
-    return request.width if request.samples_jointly else 1 + len(chunk.drafts)

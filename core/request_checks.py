@@ -39,11 +39,8 @@ def check_request(request: Request, engine: Engine) -> None:
             raise RequestError(f"{field} is {value}, but only {request.max_tokens} tokens fit the context", field=field)
     if request.params.min_tokens and len(request.stop_ids) >= engine.vocab_size:
         raise RequestError("every token is a stop token, and min_tokens bans them all: nothing could be sampled", field="min_tokens")
-    if request.params.structured_outputs is not None:
-        if request.beam_width:
-            raise RequestError("beam search does not take structured_outputs: ask for n outputs instead", field="structured_outputs")
-        if engine.grammars is None:
-            raise RequestError("structured_outputs need a tokenizer, and this engine runs on token ids alone", field="structured_outputs")
+    if request.params.structured_outputs is not None and engine.grammars is None:
+        raise RequestError("structured_outputs need a tokenizer, and this engine runs on token ids alone", field="structured_outputs")
     if request.stream and request.params.width > request.params.n:
         raise RequestError("best_of above n is known at the end alone: it cannot be streamed", field="best_of")
     engine.scheduler.check(request)

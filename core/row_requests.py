@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Seq
 
-from octavo.core.inputs import num_draws
 from octavo.core.plan import Chunk
 from octavo.core.request import Sequence
 from octavo.core.sampling_rows import RowRequest
@@ -29,6 +28,14 @@ def all_argmax(chunks: Seq[Chunk]) -> bool:
 def row_requests(chunks: Seq[Chunk]) -> list[RowRequest]:
     """How to draw from each row of logits, in their order: none of a chunk, one, or with drafts one more than there are drafts."""
     return [row for chunk in chunks for row in _rows(chunk)]
+
+
+def num_draws(chunk: Chunk) -> int:
+    """Tokens drawn from the chunk's rows of logits: one each, or all first tokens of n samples from one row; none of beams."""
+    request = chunk.sequence.request
+    if not chunk.samples or request.beam_width:
+        return 0
+    return request.width if request.samples_jointly else 1 + len(chunk.drafts)
 
 
 def chunk_of_row(chunks: Seq[Chunk], row: int) -> int:

@@ -20,6 +20,7 @@ from octavo.core.sampling_blocks import Peaks, block_masses, draw_from_blocks, f
 from octavo.core.sampling_contenders import FIRST_GUESS, draw_from_contenders
 from octavo.core.sampling_filters import FilteredRows, draw_by_sorting, side_by_side
 from octavo.core.sampling_rows import SamplingRows
+from octavo.core.scoring import likeliest
 
 NOT_FINITE = -1  # instead of a token id: the greatest logit is NaN or infinite
 NOTHING_LEFT = -2  # all tokens of the row are banned
@@ -125,7 +126,5 @@ def _candidates(logits: torch.Tensor, rows: SamplingRows) -> Candidates | None:
     if not len(asking):
         return None
     log_probs = logits[as_tensor(asking, logits)].log_softmax(-1)
-    values, ids = log_probs.topk(min(int(rows.candidates.max()), logits.shape[1]))
-    ids, by_id = ids.sort(-1)
-    values, by_value = values.gather(1, by_id).sort(stable=True, dim=-1, descending=True)
-    return Candidates(asking.tolist(), ids.gather(1, by_value), values)
+    ids = likeliest(log_probs, min(int(rows.candidates.max()), logits.shape[1]))
+    return Candidates(asking.tolist(), ids, log_probs.gather(1, ids))

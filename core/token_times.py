@@ -6,11 +6,14 @@ not look at rows. Must not know: plans, texts, who listens.
 
 from __future__ import annotations
 
-from octavo.core.request import Sequence
+from octavo.core.request import Request, Sequence
 
 
 class TokenTimes:
-    """One for an engine. A step begins with `begin`, and `note` is told of each sequence that it gives tokens."""
+    """One for an engine. A step begins with `begin`, and `note` is told of each sequence that it gives tokens.
+
+    Of a beam search `begun` alone is told: beams have no gaps, since which tokens are the answer's is known at the end.
+    """
 
     def __init__(self) -> None:
         self.num_prompt_tokens = 0  # of all requests that have their first token
@@ -30,10 +33,14 @@ class TokenTimes:
         if last is not None:
             self._since[last] = self._since.get(last, 0) + 1
         elif request.first_token is None:
-            request.first_token = now
-            self.firsts.append(now - request.arrival)
-            self.num_prompt_tokens += sequence.prompt_len
+            self.begun(request)
         sequence.last_token = now
+
+    def begun(self, request: Request) -> None:
+        """The request has its first token."""
+        request.first_token = self._now
+        self.firsts.append(self._now - request.arrival)
+        self.num_prompt_tokens += len(request.prompt)
 
     @property
     def gaps(self) -> dict[float, int]:

@@ -169,10 +169,11 @@ class AsyncLLM:
 
     def _abort(self, mailbox: _Mailbox) -> None:
         def abort(engine: Engine) -> None:
-            if mailbox.request_id is not None:
-                engine.abort(mailbox.request_id)
-                engine.discard(mailbox.request_id)
-                self._mailboxes.pop(mailbox.request_id, None)
+            request_id = mailbox.request_id
+            if request_id is not None and self._mailboxes.get(request_id) is mailbox:  # else it is over, and its id perhaps another's
+                engine.abort(request_id)
+                engine.discard(request_id)
+                del self._mailboxes[request_id]
 
         if self.engine_loop.alive:
             self.engine_loop.post(abort)

@@ -219,7 +219,7 @@ CORE: dict[str, Mutant] = {
     "a refused request changes the seeds": breaks(
         Engine.add_request,
         "check_request(request, self)",
-        "self._next_order += 1; check_request(request, self)",
+        "self.num_taken += 1; check_request(request, self)",
         ENGINE + "test_a_refused_request_leaves_no_trace",
     ),
     "a rollback leaves tokens scheduled": breaks(Engine._rollback, "sequence.num_scheduled = sequence.num_computed", "pass", failures=True),

@@ -251,6 +251,15 @@ def test_candidates_of_beams() -> None:
     assert candidates.token_ids[1, :3].tolist() == [7, 33, 80]
 
 
+def test_of_equal_candidates_the_lowest_ids_are_kept() -> None:
+    """Also of those that tie for the last places."""
+    logits = torch.zeros(1, 5000)
+    logits[0, [4000, 20]] = 1.0
+    _, candidates, _ = Sampler().sample(logits, SamplingRows.build([make_row(temperature=0.0, draws=0, candidates=6)]))
+    assert candidates is not None
+    assert candidates.token_ids.tolist() == [[20, 4000, 0, 1, 2, 3]]
+
+
 def test_more_candidates_than_tokens() -> None:
     """Then all tokens are candidates."""
     _, candidates, _ = Sampler().sample(_logits(5), SamplingRows.build([make_row(draws=0, candidates=8)]))

@@ -11,9 +11,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from octavo.core import sampling_contenders
+from octavo.core.grammar.masks import Masks
+from octavo.core.logits_processing import forbid
 from octavo.core.sampler import NOTHING_LEFT, Sampler
 from octavo.core.sampling_contenders import FIRST_GUESS
 from octavo.core.sampling_rows import RowRequest, SamplingRows
+from octavo.core.scoring import score_rows
 from tests.core.sampling_reference import make_row, may_be_drawn, processed
 
 VOCAB = 150  # more than one block
@@ -112,3 +115,17 @@ def test_very_many_contenders_are_taken_in_parts() -> None:
     drawn = sample(logits, requests)
     assert [sample(logits[[index]], [requests[index]])[0] for index in range(0, 40, 7)] == drawn[::7]
     assert all(may_be_drawn(logits[0].numpy(), requests[index], drawn[index][0]) for index in (0, 39))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(requests=st.lists(rows, min_size=1, max_size=6), candidates=st.lists(st.integers(0, 9), min_size=6, max_size=6))
+def test_nothing_waits_for_the_device(requests: list[RowRequest], candidates: list[int]) -> None:
+    """Off the CPU no number is looked at before the step's result is fetched: tensors on `meta` have none, and all shapes are right."""
+    asked = [row._replace(candidates=count) for row, count in zip(requests, candidates, strict=False)]
+    logits = torch.empty(len(asked), VOCAB, device="meta")
+    forbid(logits, Masks([0], np.zeros((1, -(-VOCAB // 32)), dtype=np.int32)))
+    tokens, found, _ = Sampler().sample(logits, SamplingRows.build(asked))
+    assert tokens.device.type == "meta" and len(tokens) == sum(row.draws for row in asked)
+    assert found is None or len(found.token_ids) == len(found.rows) == sum(row.candidates > 0 for row in asked)
+    scores = score_rows(logits.__getitem__, torch.empty(len(asked), dtype=torch.int64, device="meta"), np.arange(len(asked)))
+    assert scores.top_ids.device.type == "meta" and len(scores.top_ids) == sum(range(len(asked)))

@@ -76,11 +76,13 @@ def test_tokens_behind_the_end_do_not_count(new_rig: Callable[..., Any]) -> None
 
 
 def test_beams_count_what_they_bring(new_rig: Callable[..., Any]) -> None:
-    """Tokens of the hypotheses that are given out, however many were tried."""
+    """Tokens of the hypotheses that are given out, however many were tried; the prompt and its wait once, and no gaps."""
     rig = new_rig()
     request = rig.add(4, 5, beam_width=2)
     rig.finish()
     assert rig.engine.answers.num_tokens == sum(len(ids) for ids, _ in rig.answers(request)) > 0
+    assert [wait for report in rig.reports for wait in report.first_tokens] == [request.first_token - request.arrival]
+    assert rig.engine.token_times.num_prompt_tokens == 4 and not gaps(rig)
 
 
 def test_rows_are_in_the_report(new_rig: Callable[..., Any]) -> None:

@@ -129,6 +129,35 @@ def test_leaving_aborts_within_two_steps(opened: Any, stream: bool) -> None:
     run(test())
 
 
+def test_leaving_after_the_end_spares_the_next_of_that_name(opened: Any) -> None:
+    """Who leaves before reading its last piece aborts nobody: the id may be another request's by then."""
+
+    async def test() -> None:
+        async with opened() as served:
+            async with aclosing(served.generate({"prompt_token_ids": [1, 2, 3]}, GREEDY, request_id="mine")) as pieces:
+                async for _ in pieces:
+                    break
+                while served.built.engine.requests or served._mailboxes:
+                    await asyncio.sleep(0.001)
+                held = asyncio.Event()
+                long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+                other = asyncio.create_task(_count(served.generate({"prompt_token_ids": [4, 5]}, long, request_id="mine"), held))
+                await held.wait()
+            assert await other == (100, "length")
+
+    run(test())
+
+
+async def _count(pieces: AsyncIterator[RequestOutput], held: asyncio.Event) -> tuple[int, str | None]:
+    """How many tokens came, and the end; `held` is set by the first piece."""
+    count, reason = 0, None
+    async for piece in pieces:
+        held.set()
+        count += len(piece.outputs[0].token_ids)
+        reason = piece.outputs[0].finish_reason or reason
+    return count, reason
+
+
 class _Counter:
     def __init__(self, steps: list[int]) -> None:
         self._steps = steps

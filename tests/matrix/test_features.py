@@ -62,6 +62,8 @@ FEATURES: dict[str, SamplingParams | BeamSearchParams] = {
     "allowed_token_ids": sampled(allowed_token_ids=FEW),
     "bad_words": greedy(bad_words=WORDS),
     "logits_processors": greedy(logits_processors=[_not_every_seventh]),
+    "stop": greedy(stop=WORDS[2]),
+    "stop, kept": greedy(stop=WORDS[2], include_stop_str_in_output=True),
     "stop_token_ids": greedy(stop_token_ids=[GREEDY[4]]),
     "min_tokens": greedy(stop_token_ids=[GREEDY[4]], min_tokens=6),
     "logprobs": sampled(logprobs=3),
@@ -72,6 +74,7 @@ FEATURES: dict[str, SamplingParams | BeamSearchParams] = {
     "json": greedy(
         structured_outputs={"json": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}, "disable_any_whitespace": True}
     ),
+    "grammar": greedy(structured_outputs={"grammar": 'start: "(" start ")" | /[xyz]/ start | "."'}),
     "truncated": greedy(truncate_prompt_tokens=5),
     "salted": greedy(cache_salt="of one user"),
     "beams": BeamSearchParams(beam_width=3, max_tokens=NEW),
