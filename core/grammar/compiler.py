@@ -150,18 +150,21 @@ class GrammarCompiler:
     def _judge(self, text: str, vocabulary: Vocabulary) -> Verdict:
         from octavo.core.grammar.trial import Trial
 
-        if self._trial is not None:
-            try:
-                return self._trial.judge(text)
-            except (OSError, EOFError):  # somebody ended the helper
-                self._stop_trial()
         try:
+            if self._trial is not None:
+                try:
+                    return self._trial.judge(text)
+                except (OSError, EOFError):  # somebody ended the helper
+                    self._stop_trial()
             self._trial = Trial(vocabulary.table, vocabulary.end, **self._limits)
             weakref.finalize(self, Trial.close, self._trial)
             return self._trial.judge(text)
         except (OSError, EOFError) as error:
             self._stop_trial()
             raise EngineError(f"the process that tries grammars out cannot be used: {error}") from error
+        except BaseException:  # Ctrl-C, a signal handler's own: the verdict that still comes would be taken for the next grammar's
+            self._stop_trial()
+            raise
 
     def _stop_trial(self) -> None:
         if self._trial is not None:

@@ -55,8 +55,12 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._send((table, end, cpu_seconds))
-        self._receive(START_SECONDS)
+        try:
+            self._send((table, end, cpu_seconds))
+            self._receive(START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
 
     def judge(self, grammar: str) -> Verdict:
         """Raises OSError or EOFError where the helper itself is gone: make another."""

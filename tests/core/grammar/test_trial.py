@@ -11,6 +11,7 @@ import pytest
 
 from octavo.core.errors import RequestError
 from octavo.core.grammar.compiler import GrammarCompiler
+from octavo.core.grammar.trial import Trial
 from octavo.core.structured_outputs import StructuredOutputsParams
 from tests.core.grammar.conftest import tokenizer
 
@@ -102,6 +103,23 @@ def test_a_helper_that_died_is_replaced(strict: GrammarCompiler) -> None:
     strict._trial._process.kill()
     strict._trial._process.wait()
     assert strict.compile(StructuredOutputsParams(regex="after it died"))
+
+
+def test_an_interrupted_trial_leaves_no_verdict_behind(strict: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a verdict may be torn away (Ctrl-C, an alarm): the next grammar gets its own, not the one that was still to come."""
+
+    def torn_away(self: Trial, seconds: float) -> object:
+        raise KeyboardInterrupt
+
+    for first in (False, True):  # the helper serves already, or just starts
+        if first:
+            strict.close()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Trial, "_receive", torn_away)
+            strict.compile(StructuredOutputsParams(regex=f"never{first}"))
+        with pytest.raises(RequestError, match="unclosed group"):
+            strict.compile(StructuredOutputsParams(regex=f"((({first}"))
+        strict.compile(StructuredOutputsParams(choice=("yes", f"no{first}")))
 
 
 def test_closing_ends_the_helper(compiler: Callable[[str], GrammarCompiler]) -> None:
