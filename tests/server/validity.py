@@ -8,9 +8,20 @@ from typing import Any
 from openai import BaseModel as OpenAIModel
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+from octavo.server.openai import chat_schema as schema, completions_schema as text_schema
 
 OURS = {"prompt_logprobs", "prompt_token_ids", "token_ids", "stop_reason"}
 """What Octavo's answers have beside OpenAI's, as vLLM's have."""
+
+
+OWN: dict[str, type[BaseModel]] = {
+    "chat.completion": schema.ChatCompletion,
+    "chat.completion.chunk": schema.ChatCompletionChunk,
+    "text_completion": text_schema.CompletionChunk,
+}
+"""The types that our OpenAPI document is made from: they allow nothing else."""
 
 
 def chat(body: Any) -> Any:
@@ -49,6 +60,7 @@ def _as_declared(body: Any) -> Any:
 
 
 def _valid(kind: type[OpenAIModel], body: Any, declared: Any) -> Any:
+    OWN[body["object"]].model_validate_json(json.dumps(body), strict=True, extra="forbid")
     model = kind.model_validate_json(json.dumps(declared), strict=True)
     _only_known(model)
     for choice in model.choices:  # type: ignore[attr-defined]
