@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from octavo.server.openai.chat_schema import ChatCompletionChunk
 from octavo.server.openai.completions_schema import CompletionChunk
 
-CHUNKS = {"/v1/chat/completions": ChatCompletionChunk, "/v1/completions": CompletionChunk}
+CHUNKS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatCompletionChunk, "/v1/completions": CompletionChunk}
 UNUSED = ("HTTPValidationError", "ValidationError")
 
 

@@ -15,10 +15,9 @@ from typing import Any
 from octavo.core.errors import RequestError
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.server.errors import ApiError, ErrorBody, as_api_error
+from octavo.server.errors import ApiError, as_api_error
 from octavo.server.openai.common_schema import PromptTokensDetails, StreamOptions, Usage
 
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)}
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {

@@ -11,8 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from octavo.server.errors import ERRORS
 from octavo.server.json_body import JsonRoute
-from octavo.server.openai.answers import ERRORS, STREAMED, blaming, first_of, whole
+from octavo.server.openai.answers import STREAMED, blaming, first_of, whole
 from octavo.server.openai.chat_answer import ChatAnswer
 from octavo.server.openai.chat_schema import ChatCompletion, ChatCompletionRequest
 from octavo.server.openai.messages import plain_messages

@@ -15,9 +15,9 @@ from fastapi.responses import Response
 from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
 from octavo.prompts import PromptReader, ReadyPrompt
-from octavo.server.errors import ApiError
+from octavo.server.errors import ERRORS, ApiError
 from octavo.server.json_body import JsonRoute
-from octavo.server.openai.answers import ERRORS, STREAMED, blaming, first_of, whole
+from octavo.server.openai.answers import STREAMED, blaming, first_of, whole
 from octavo.server.openai.completions_answer import CompletionAnswer
 from octavo.server.openai.completions_schema import Completion, CompletionRequest
 from octavo.server.served import Caller, authorised, served

@@ -10,8 +10,8 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
+from octavo.server.errors import ERRORS
 from octavo.server.json_body import JsonRoute
-from octavo.server.openai.answers import ERRORS
 from octavo.server.served import Served, authorised, served
 
 router = APIRouter(route_class=JsonRoute, dependencies=[Depends(authorised)])

@@ -112,6 +112,17 @@ def shared_engine(folder: Path, loop: Loop) -> Iterator[AsyncLLM]:
     loop.run(llm.close())
 
 
+@pytest.fixture(scope="session")
+def wide_engine(tmp_path_factory: pytest.TempPathFactory, loop: Loop) -> Iterator[AsyncLLM]:
+    """The same model with a longer context."""
+    folder = tmp_path_factory.mktemp("wide") / "tiny-chat"
+    shutil.copytree(tiny("llama_gqa", max_position_embeddings=2048), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    llm = loop.run(opened(model=folder, **ENGINE | {"max_model_len": 2048, "num_kv_slots": 16384, "block_size": 16}))
+    yield llm
+    loop.run(llm.close())
+
+
 @pytest.fixture
 def engine(shared_engine: AsyncLLM) -> Iterator[AsyncLLM]:
     """Invariants checked. Each test must leave it empty."""

@@ -26,6 +26,8 @@ from octavo.async_llm import AsyncLLM
 from tests.server.conftest import BOUND, Loop, serve
 
 POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+OPEN = ("/health", "/ready", "/version", "/metrics")  # for probes, which have no key
+NO_BODY = ("/v1/models", "/v1/models/{name}", "/load", "/reset_prefix_cache", "/debug/kv", "/debug/flight", *OPEN)
 STREAMS = ("/v1/chat/completions", "/v1/completions")
 ERRORS = {"400", "401", "403", "404", "408", "413", "415", "429", "500", "503"}
 
@@ -39,10 +41,11 @@ def document(http: httpx2.Client) -> Any:
 def test_every_route_says_what_it_takes_and_gives(document: Any) -> None:
     """Bodies, answers, errors, streams, keys, classes; a 422 is never sent."""
     schemas = document["components"]["schemas"]
+    assert set(document["paths"]) == {*POSTS, *NO_BODY}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert operation["description"] and "422" not in operation["responses"]
-            if path.startswith("/v1/") or path in POSTS:
+            if path not in OPEN:
                 assert set(operation["responses"]) >= ERRORS
                 for status in ERRORS:
                     assert operation["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
@@ -88,7 +91,6 @@ CHECKS = [
 
 
 NEEDED = {"messages", "prompt", "tokens"}
-GETS = ("/v1/models", "/v1/models/{name}", "/health", "/ready", "/version")
 
 
 def thinned(case: Any, data: st.DataObject) -> None:
@@ -105,7 +107,7 @@ def thinned(case: Any, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "valid"), [*((path, valid) for path in POSTS for valid in (True, False)), *((path, True) for path in GETS)]
+    ("path", "valid"), [*((path, valid) for path in POSTS for valid in (True, False)), *((path, True) for path in NO_BODY)]
 )
 def test_whatever_is_generated_is_answered_as_documented(document: Any, url: str, engine: AsyncLLM, path: str, valid: bool) -> None:
     """Requests by the document and against it: no 500, no status, type or body that it does not name; the engine lives."""

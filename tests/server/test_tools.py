@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -13,10 +11,8 @@ import openai
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from tests.llm.conftest import TEMPLATE
-from tests.models import tiny
 from tests.server import validity
-from tests.server.conftest import ENGINE, Loop, Script, opened
+from tests.server.conftest import Script
 from tests.server.test_bodies import CHAT, refusal
 from tests.server.test_chat import HELLO, ask, stream
 
@@ -35,15 +31,10 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 
 ARGUMENTS = '{"city": "Paris", "days": 2}'
 
 
-@pytest.fixture(scope="module")
-def shared_engine(tmp_path_factory: pytest.TempPathFactory, loop: Loop) -> Iterator[AsyncLLM]:
-    """One with room for what the template says of tools, at a token a byte."""
-    folder = tmp_path_factory.mktemp("tools") / "tiny-chat"
-    shutil.copytree(tiny("llama_gqa", max_position_embeddings=2048), folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    llm = loop.run(opened(model=folder, **ENGINE | {"max_model_len": 2048, "num_kv_slots": 16384, "block_size": 16}))
-    yield llm
-    loop.run(llm.close())
+@pytest.fixture
+def shared_engine(wide_engine: AsyncLLM) -> AsyncLLM:
+    """What the template says of tools is long, at a token a byte."""
+    return wide_engine
 
 
 def named(name: str) -> Any:

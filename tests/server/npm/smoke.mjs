@@ -37,7 +37,8 @@ console.log(
     streamed,
     usage,
     text: text.choices[0].text,
-    call: call.choices[0].message.tool_calls[0].function,
+    called: call.choices[0].message.tool_calls[0].function.name,
+    with: JSON.parse(call.choices[0].message.tool_calls[0].function.arguments),
     refused,
   }),
 );
