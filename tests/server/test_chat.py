@@ -73,13 +73,13 @@ def test_the_answer_is_the_engines(http: httpx2.Client, offline: LLM) -> None:
 
 
 def test_absent_max_tokens_is_the_rest_of_the_context(http: httpx2.Client, engine: AsyncLLM) -> None:
-    """As OpenAI has it."""
+    """As OpenAI has it (fault 25)."""
     body = ask(http, messages=HELLO, temperature=0)
     assert body["usage"]["total_tokens"] == engine.built.engine.max_model_len
 
 
 def test_usage_comes_last_in_a_chunk_of_its_own(http: httpx2.Client) -> None:
-    """For who asked: no choices, and null in all other chunks. Otherwise no word of it."""
+    """For who asked: no choices, and null in all other chunks. Otherwise no word of it (fault 40)."""
     whole = ask(http, **GREEDY)["usage"]
     *others, last = stream(http, **GREEDY, stream_options={"include_usage": True})
     assert last["choices"] == [] and others and all(chunk["usage"] is None for chunk in others)
@@ -97,7 +97,7 @@ def test_usage_so_far(http: httpx2.Client) -> None:
 
 
 def test_n_samples_are_those_of_the_engine(http: httpx2.Client, offline: LLM) -> None:
-    """Each index its own text, ended once in a stream."""
+    """Each index its own text, ended once in a stream (fault 41)."""
     asked = {"n": 3, "seed": 5, "temperature": 1.5, "max_tokens": 8}
     texts = [one.text for one in offline_answer(offline, **asked).outputs]
     assert len(set(texts)) == 3
@@ -148,7 +148,7 @@ def test_bytes_of_tokens_make_up_the_text(http: httpx2.Client, script: Script) -
 
 
 def test_characters_are_never_broken(http: httpx2.Client, script: Script) -> None:
-    """One byte a token: no chunk has half a character, and together they are the text."""
+    """One byte a token: no chunk has half a character, and together they are the text (fault 38)."""
     text = "Grüße, 世界! 👩‍👩‍👧‍👦🏳️‍🌈 \u0000\u200d"
     script(text, text)
     chunks = stream(http, messages=HELLO)
@@ -166,7 +166,7 @@ def test_characters_are_never_broken(http: httpx2.Client, script: Script) -> Non
     ],
 )
 def test_stop_strings_over_several_tokens(http: httpx2.Client, script: Script, stop: Any, text: str, met: Any) -> None:
-    """Nothing of them leaks, what was held back comes out when it does not match, and the one that was met is told."""
+    """Nothing of them leaks, what was held back comes out when it does not match, the one that was met is told (fault 28)."""
     script(*["Hello, world?"] * 3)
     (choice,) = ask(http, messages=HELLO, stop=stop)["choices"]
     assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", met)
@@ -319,7 +319,7 @@ def test_beams_are_the_engines(http: httpx2.Client, offline: LLM) -> None:
 def test_an_error_in_mid_stream_is_an_event(
     http: httpx2.Client, client: openai.OpenAI, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """What came before it stays, then the error, then [DONE]; OpenAI's client raises it."""
+    """What came before it stays, then the error, then [DONE]; OpenAI's client raises it (fault 42)."""
     run = engine.run
 
     async def breaking(*args: Any, **about: Any) -> Any:

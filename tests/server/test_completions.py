@@ -60,7 +60,7 @@ def texts(body: Any) -> list[str]:
 
 
 def test_the_answer_is_the_engines(http: httpx2.Client, offline: LLM) -> None:
-    """Text, usage, reason, whole and streamed; 16 tokens where nothing is said."""
+    """Text, usage, reason, whole and streamed; 16 tokens where nothing is said (fault 25)."""
     expected = offline_answer(offline, "Hello", temperature=0, max_tokens=10).outputs[0]
     body = ask(http, **GREEDY)
     assert texts(body) == [expected.text] and body["choices"][0]["finish_reason"] == "length"
@@ -81,7 +81,7 @@ PROMPTS: list[Any] = [["Hello", "é and on"], [[1, 2, 3], [4, 5, 6, 7]], [9, 8, 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=str)
 @pytest.mark.parametrize("n", [1, 2])
 def test_many_prompts_and_ids(http: httpx2.Client, offline: LLM, prompt: Any, n: int) -> None:
-    """Choices in the order of prompts, then samples; streamed, under the same indices, each ended once."""
+    """Choices in the order of prompts, then samples; streamed, under the same indices, each ended once (faults 40, 41)."""
     many = [prompt] if isinstance(prompt[0], int) else prompt
     params: dict[str, Any] = {"seed": 3, "temperature": 1.3, "max_tokens": 6, "n": n}
     outputs = [offline_answer(offline, one if isinstance(one, str) else {"prompt_token_ids": one}, **params) for one in many]
@@ -240,7 +240,7 @@ def test_the_same_request_id_at_once(http: httpx2.Client) -> None:
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_an_error_in_mid_stream_is_an_event(http: httpx2.Client, engine: Any, monkeypatch: pytest.MonkeyPatch, broken: int) -> None:
-    """One of several prompts fails: the error, then [DONE], and the others are ended."""
+    """One of several prompts fails: the error, then [DONE], and the others are ended (fault 42)."""
     run, begun = engine.run, iter(range(9))
 
     async def breaking(*args: Any, **about: Any) -> Any:
