@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from octavo._version import __version__
-from octavo.server import debug, errors, health, load, metrics
+from octavo.server import debug, document, errors, health, load, metrics
 from octavo.server.access_log import AccessLines
 from octavo.server.activity import Activity
 from octavo.server.body_limit import BodyLimit
@@ -26,6 +26,7 @@ def create_app(here: Served) -> FastAPI:
     errors.add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    document.complete(app)
     app.add_middleware(Activity, here=here)
     app.add_middleware(BodyLimit, limit=here.settings.max_body_bytes)
     app.add_middleware(AccessLines, log=here.access_log)

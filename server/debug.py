@@ -18,10 +18,10 @@ from pydantic import BaseModel, Field
 from octavo.core.engine import Engine
 from octavo.core.errors import EngineError
 from octavo.core.kv import BlockState, KVUsage
-from octavo.server.errors import ApiError
+from octavo.server.errors import ERRORS, ApiError
 from octavo.server.served import READ_WAIT_S, authorised, served
 
-router = APIRouter(dependencies=[Depends(authorised)])
+router = APIRouter(dependencies=[Depends(authorised)], responses=ERRORS)
 KEY_DIGITS = 12  # of a hash, in hex: enough to tell blocks apart
 
 

@@ -49,6 +49,10 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in TYPES if status != 405}
+"""For routes to say in the OpenAPI document what may come instead of their answer."""
+
+
 class ApiError(HTTPException):
     """Answer with this status. An HTTPException, which frameworks let pass wherever it is raised, reading the body included."""
 

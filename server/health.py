@@ -5,8 +5,11 @@ Must not know: engines' insides.
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 
 from octavo._version import __version__
 from octavo.server.served import served
@@ -14,7 +17,17 @@ from octavo.server.served import served
 router = APIRouter()
 
 
-@router.get("/health")
+class State(BaseModel):
+    """How the server is."""
+
+    status: Literal["ok", "ready", "draining", "dead"]
+    reason: str = Field("", description="why it is neither ok nor ready")
+
+
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": State}}
+
+
+@router.get("/health", response_model=State, responses=UNAVAILABLE)
 async def health(request: Request) -> JSONResponse:
     """200 while the engine lives, else 503 with the reason. For liveness probes."""
     here = served(request)
@@ -23,7 +36,7 @@ async def health(request: Request) -> JSONResponse:
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/ready")
+@router.get("/ready", response_model=State, responses=UNAVAILABLE)
 async def ready(request: Request) -> JSONResponse:
     """200 while new requests are taken, else 503. For readiness probes."""
     here = served(request)

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from octavo.core.engine import Engine
-from octavo.server.errors import ApiError
+from octavo.server.errors import ERRORS, ApiError
 from octavo.server.served import READ_WAIT_S, authorised, served
 
-router = APIRouter(dependencies=[Depends(authorised)])
+router = APIRouter(dependencies=[Depends(authorised)], responses=ERRORS)
 
 
 class Load(BaseModel):

@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastapi import Request
+from fastapi import Depends, Header, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from octavo.async_llm import AsyncLLM
 from octavo.core.errors import EngineError
@@ -92,15 +93,21 @@ def served(request: Request) -> Served:
     return found
 
 
-def authorised(request: Request) -> Caller:
+BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys, if it has any")
+
+
+def authorised(
+    request: Request,
+    bearer: HTTPAuthorizationCredentials | None = Depends(BEARER),  # noqa: B008
+    asked: str | None = Header(None, alias=CLASS_HEADER, description="the class of the request, where the API key has none of its own"),
+) -> Caller:
     """Check the caller's key and tell its class. Raises ApiError 401, or 403 for a class that the key does not have."""
     settings = served(request).settings
     key = ""
     if settings.api_key:
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        given = key.strip().encode()
+        given = b"" if bearer is None else bearer.credentials.strip().encode("latin-1", "replace")  # as headers are decoded
         matches = [known for known in settings.api_key if hmac.compare_digest(known.encode(), given)]  # all are compared, whatever matches
-        if scheme.lower() != "bearer" or not matches:
+        if not matches:
             raise ApiError(
                 401,
                 "this server wants a valid API key: Authorization: Bearer KEY",
@@ -108,7 +115,7 @@ def authorised(request: Request) -> Caller:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         key = matches[0]
-    of_key, asked = settings.classes_by_key.get(key), request.headers.get(CLASS_HEADER)
+    of_key = settings.classes_by_key.get(key)
     if of_key is not None and asked is not None and asked != of_key:
         raise ApiError(403, f"this API key is for class {of_key!r}, not {asked!r}", param=CLASS_HEADER)
     return Caller(of_key or asked or "default")

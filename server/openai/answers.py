@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from octavo.core.errors import RequestError
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.server.errors import ApiError, ErrorBody, as_api_error
+from octavo.server.errors import ApiError, as_api_error
 from octavo.server.openai.common_schema import PromptTokensDetails, StreamOptions, Usage
 
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)}
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -30,6 +30,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
         'in the middle is an event `data: {"error": ...}` before it.',
     }
 }
+GRAMMAR = "structured_outputs"
 UNSERVED = {
     "abort": (503, "the request was ended by the server", "aborted"),
     "timeout": (408, "the request took longer than its timeout_s", "timeout"),
@@ -60,6 +61,17 @@ async def whole(pieces: AsyncGenerator[RequestOutput]) -> RequestOutput:
     if answer is None:
         raise ApiError(500, "the engine gave no answer")
     return answer
+
+
+@contextmanager
+def blaming(field: str) -> Iterator[None]:
+    """What is wrong with a grammar is told of the field of the request that it came from."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field != GRAMMAR or field == GRAMMAR:
+            raise
+        raise RequestError(f"{field}: {str(error).removeprefix(f'{GRAMMAR}: ')}", field=field) from error
 
 
 async def first_of(pieces: AsyncGenerator[RequestOutput]) -> RequestOutput:

@@ -11,8 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from octavo.server.errors import ERRORS
 from octavo.server.json_body import JsonRoute
-from octavo.server.openai.answers import ERRORS, STREAMED, first_of, whole
+from octavo.server.openai.answers import STREAMED, blaming, first_of, whole
 from octavo.server.openai.chat_answer import ChatAnswer
 from octavo.server.openai.chat_schema import ChatCompletion, ChatCompletionRequest
 from octavo.server.openai.messages import plain_messages
@@ -34,10 +35,11 @@ async def chat_completions(body: ChatCompletionRequest, request: Request, caller
     )
     about: dict[str, Any] = {"priority": body.priority, "user": body.user or "", "class": caller.class_name}
     pieces = here.llm.run(ready, answer.wanted.params, request_id=answer.id, stream=bool(body.stream), **about)
-    if not body.stream:
-        output = await unless_gone(request, whole(pieces))
-        return Response(status_code=499) if output is None else answer.response(answer.whole(output))
-    first = await unless_gone(request, first_of(pieces))  # what is refused has a status of its own
+    with blaming(answer.grammar_field):
+        if not body.stream:
+            output = await unless_gone(request, whole(pieces))
+            return Response(status_code=499) if output is None else answer.response(answer.whole(output))
+        first = await unless_gone(request, first_of(pieces))  # what is refused has a status of its own
     if first is None:
         return Response(status_code=499)
     return EventStream(answer.events(first, pieces, ready), sources=[pieces], headers=answer.headers)

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.prompts import ReadyPrompt
 from octavo.server.errors import ApiError
-from octavo.server.openai.answers import Chunks, chained, check_served, error_event, new_id, plain_logprobs, usage
+from octavo.server.openai.answers import GRAMMAR, Chunks, chained, check_served, error_event, new_id, plain_logprobs, usage
 from octavo.server.openai.chat_schema import (
     AnswerMessage,
     ChatChoice,
@@ -48,6 +48,7 @@ class ChatAnswer:
         self.created = int(time.time())
         self.tools = tool_use(body)
         forced = self.tools.forced if self.tools is not None else None
+        self.grammar_field = "tools" if forced else "response_format" if body.response_format else GRAMMAR
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         self.wanted = wanted(
             body,

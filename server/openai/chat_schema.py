@@ -205,3 +205,52 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str | None = None
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class CallDelta(BaseModel):
+    """What is new of a function call."""
+
+    name: str | None = Field(None, description="in the first piece alone")
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What is new of a call."""
+
+    index: int
+    id: str | None = Field(None, description="in the first piece alone")
+    type: Literal["function"] | None = None
+    function: CallDelta
+
+
+class Delta(BaseModel):
+    """What is new of a message."""
+
+    role: Literal["assistant"] | None = Field(None, description="in the first chunk of a choice alone")
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChunkChoice(BaseModel):
+    """What is new of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One event of a streamed answer. The last one may have usage and no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[Any] | None = Field(None, description="in the first chunk alone")
+    prompt_token_ids: list[int] | None = Field(None, description="in the first chunk alone")

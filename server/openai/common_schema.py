@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo.core.parameters import allowed
 from octavo.core.sampling_params import FIELDS
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -18,7 +19,8 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 def _described(name: str) -> Any:
-    return Field(None, description=FIELDS[name].description)
+    field = FIELDS[name]
+    return Field(None, description=f"{field.description} It must be {allowed(field)}.")
 
 
 class Schema(BaseModel):

@@ -15,9 +15,9 @@ from fastapi.responses import Response
 from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
 from octavo.prompts import PromptReader, ReadyPrompt
-from octavo.server.errors import ApiError
+from octavo.server.errors import ERRORS, ApiError
 from octavo.server.json_body import JsonRoute
-from octavo.server.openai.answers import ERRORS, STREAMED, first_of, whole
+from octavo.server.openai.answers import STREAMED, blaming, first_of, whole
 from octavo.server.openai.completions_answer import CompletionAnswer
 from octavo.server.openai.completions_schema import Completion, CompletionRequest
 from octavo.server.served import Caller, authorised, served
@@ -45,10 +45,11 @@ async def completions(body: CompletionRequest, request: Request, caller: Caller 
         )
         for number, ready in enumerate(prompts)
     ]
-    if not body.stream:
-        outputs = await unless_gone(request, _all([whole(run) for run in runs], runs))
-        return Response(status_code=499) if outputs is None else answer.response(answer.whole(outputs))
-    firsts = await unless_gone(request, _all([first_of(run) for run in runs], runs))  # what is refused has a status of its own
+    with blaming(answer.grammar_field):
+        if not body.stream:
+            outputs = await unless_gone(request, _all([whole(run) for run in runs], runs))
+            return Response(status_code=499) if outputs is None else answer.response(answer.whole(outputs))
+        firsts = await unless_gone(request, _all([first_of(run) for run in runs], runs))  # what is refused has a status of its own
     if firsts is None:
         return Response(status_code=499)
     return EventStream(answer.events(firsts, runs, prompts), sources=runs, headers=answer.headers)

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.prompts import ReadyPrompt
 from octavo.server.errors import ApiError
-from octavo.server.openai.answers import Chunks, check_served, error_event, new_id, plain_logprobs, usage
+from octavo.server.openai.answers import GRAMMAR, Chunks, check_served, error_event, new_id, plain_logprobs, usage
 from octavo.server.openai.completions_schema import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from octavo.server.openai.merging import merged
 from octavo.server.openai.params import structure, wanted
@@ -38,6 +38,7 @@ class CompletionAnswer:
         self.id = new_id("cmpl", body.request_id)
         self.headers = {"X-Request-Id": self.id} if self.id.isascii() and self.id.isprintable() else {}
         self.created = int(time.time())
+        self.grammar_field = "response_format" if body.response_format else GRAMMAR
         self.wanted = wanted(
             body,
             defaults={"max_tokens": 16},

@@ -59,3 +59,28 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str | None = None
+
+
+class CompletionChunkChoice(BaseModel):
+    """What is new of one output."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_logprobs: list[Any] | None = Field(None, description="in the first chunk of a choice alone")
+    prompt_token_ids: list[int] | None = Field(None, description="in the first chunk of a choice alone")
+
+
+class CompletionChunk(BaseModel):
+    """One event of streamed outputs. The last one may have usage and no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None
+    system_fingerprint: str | None = None

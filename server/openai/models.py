@@ -10,6 +10,7 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
+from octavo.server.errors import ERRORS
 from octavo.server.json_body import JsonRoute
 from octavo.server.served import Served, authorised, served
 
@@ -35,14 +36,14 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=ERRORS)
 async def models(request: Request) -> ModelList:
     """The names that `model` may have in requests."""
     here = served(request)
     return ModelList(data=[_card(here, name) for name in here.model_names])
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=ERRORS)
 async def model(request: Request, name: str) -> ModelCard:
     """One of them."""
     here = served(request)

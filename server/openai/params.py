@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo.core.beam_search_params import FIELDS as OF_BEAMS, BeamSearchParams
+from octavo.core.beam_search_params import FIELDS as OF_BEAMS, MAX_BEAM_WIDTH, BeamSearchParams
 from octavo.core.sampling_params import FIELDS, SamplingParams
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.server.errors import ApiError
@@ -65,7 +65,8 @@ def _limit_time(given: dict[str, Any], asked: float | None, settings: ServerSett
 def _beams(body: SamplingFields, given: Mapping[str, Any]) -> Wanted:
     """n beams. What would change sampling, and no beam, is refused by name; values that change nothing are fine."""
     width = given.get("n", 1)
-    SamplingParams(n=width)
+    if not 1 <= width <= MAX_BEAM_WIDTH:
+        raise ApiError(400, f"n = {width}: beam search follows 1 to {MAX_BEAM_WIDTH} beams", param="n")
     own = {name: value for name, value in given.items() if name in OF_BEAMS}
     for name, value in given.items():
         neutral = (FIELDS[name].default,) if name != "temperature" else (0, 1)

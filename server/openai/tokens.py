@@ -11,9 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
-from octavo.server.errors import ApiError
+from octavo.server.errors import ERRORS, ApiError
 from octavo.server.json_body import JsonRoute
-from octavo.server.openai.answers import ERRORS
 from octavo.server.openai.chat_schema import Message
 from octavo.server.openai.common_schema import Flag, Schema, Whole
 from octavo.server.openai.messages import plain_messages

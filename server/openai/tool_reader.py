@@ -75,15 +75,15 @@ class ToolReader:
         """Take some of the buffer. False: more must come before anything can be said of it."""
         if self._candidate is None:
             taken = self._read_text(self._buffer, last=last)
+            moved = taken > 0 or self._candidate is not None
         else:
             taken = self._candidate.feed(self._buffer)
+            moved = taken > 0 or self._candidate.over
             if self._candidate.over:
                 self._say(self._candidate.leave())
                 self._candidate = None
-                self._buffer = self._buffer[taken:]
-                return True
         self._buffer = self._buffer[taken:]
-        return taken > 0
+        return moved
 
     def _read_text(self, text: str, *, last: bool) -> int:
         """Outside of any call: up to what may begin one; returns how much was taken."""

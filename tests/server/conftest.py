@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +112,17 @@ def shared_engine(folder: Path, loop: Loop) -> Iterator[AsyncLLM]:
     loop.run(llm.close())
 
 
+@pytest.fixture(scope="session")
+def wide_engine(tmp_path_factory: pytest.TempPathFactory, loop: Loop) -> Iterator[AsyncLLM]:
+    """The same model with a longer context."""
+    folder = tmp_path_factory.mktemp("wide") / "tiny-chat"
+    shutil.copytree(tiny("llama_gqa", max_position_embeddings=2048), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    llm = loop.run(opened(model=folder, **ENGINE | {"max_model_len": 2048, "num_kv_slots": 16384, "block_size": 16}))
+    yield llm
+    loop.run(llm.close())
+
+
 @pytest.fixture
 def engine(shared_engine: AsyncLLM) -> Iterator[AsyncLLM]:
     """Invariants checked. Each test must leave it empty."""
@@ -184,3 +196,38 @@ def address(engine: AsyncLLM, loop: Loop) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         running.result(BOUND)
+
+
+END = 300  # the token that ends a scripted output
+Script = Callable[..., None]
+
+
+class _Forced:
+    """A logits processor that leaves one token at each place."""
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self._token_ids = token_ids
+
+    def __call__(self, output: list[int], logits: Any) -> Any:
+        forced = logits.new_full(logits.shape, float("-inf"))
+        forced[self._token_ids[len(output)]] = 0.0
+        return forced
+
+
+@pytest.fixture
+def script(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """`script(text, ...)`: from now on each request gets the next of these texts, one byte a token, as its answer."""
+    run = engine.run
+
+    def write(*texts: str) -> None:
+        waiting = list(texts)
+
+        def scripted(ready: Any, params: Any, **about: Any) -> Any:
+            ids = [*engine.prompts.tokenizer.encode(waiting.pop(0)), END]
+            limit = len(ids) if params.max_tokens is None else min(params.max_tokens, len(ids))
+            changed = {"temperature": 0.0, "stop_token_ids": (END,), "max_tokens": limit, "logits_processors": (_Forced(ids),)}
+            return run(ready, replace(params, **changed), **about)
+
+        monkeypatch.setattr(engine, "run", scripted)
+
+    return write

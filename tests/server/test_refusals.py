@@ -147,7 +147,7 @@ def shown(case: Any) -> str:
 
 @pytest.mark.parametrize("case", [*BOTH, *CHAT_ONLY], ids=shown)
 def test_chat(http: httpx2.Client, case: Case) -> None:
-    """Named, explained, and not a token computed."""
+    """Named, explained, and the engine goes on (faults 23, 25, 26, 27)."""
     fields, where, why = case
     error = refusal(http.post(CHAT, json={"messages": HELLO, **fields}))
     assert error["param"] == where and why in error["message"], error
@@ -156,7 +156,7 @@ def test_chat(http: httpx2.Client, case: Case) -> None:
 
 @pytest.mark.parametrize("case", [*BOTH, *TEXT_ONLY], ids=shown)
 def test_completions(http: httpx2.Client, case: Case) -> None:
-    """Named, explained, and not a token computed."""
+    """Named, explained, and the engine goes on (faults 23, 24, 25, 26, 27)."""
     fields, where, why = case
     error = refusal(http.post(TEXT, json={"prompt": "a", **fields}))
     assert error["param"] == where and why in error["message"], error

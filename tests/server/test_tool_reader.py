@@ -17,8 +17,8 @@ Calls = list[tuple[str, str]]
 def read(pieces: list[str], *, parallel: bool = True) -> tuple[str, Calls, list[ToolPiece]]:
     """Content, calls as (name, arguments), and what came when."""
     reader = ToolReader(NAMES, parallel=parallel)
-    got = [reader.push(piece) for piece in pieces]
-    got.append(reader.push("", last=True))
+    *most, final = pieces or [""]
+    got = [*(reader.push(piece) for piece in most), reader.push(final, last=True)]
     content, calls, ids = "", dict[int, tuple[str, str]](), set[str]()
     for piece in got:
         content += piece.content
@@ -87,6 +87,9 @@ CASES: dict[str, tuple[str, str, Calls]] = {
 }
 
 
+JSON = st.recursive(st.none() | st.booleans() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_whole(name: str) -> None:
     """What is there is found, and nothing else is lost."""
@@ -117,12 +120,8 @@ def test_text_without_names_is_content_to_the_letter(text: str) -> None:
     assert read(list(text))[:2] == (text, [])
 
 
-@settings(deadline=None, max_examples=50)
-@given(
-    st.dictionaries(
-        st.text(), st.recursive(st.none() | st.booleans() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
-    )
-)
+@settings(deadline=None, max_examples=20)
+@given(st.dictionaries(st.text(), JSON))
 def test_arguments_come_as_they_were_written(arguments: dict[str, Any]) -> None:
     """Any JSON object, compared with Python's own reader."""
     for text in (json.dumps(arguments), json.dumps(arguments, indent=1, ensure_ascii=False)):
@@ -138,9 +137,9 @@ def test_only_the_first_where_parallel_calls_are_not_wanted() -> None:
 
 def test_nothing_is_held_longer_than_it_may_become_a_call() -> None:
     """Text goes out at once, a name when its arguments begin, arguments as they come, another object at its first key."""
-    *_, pieces = read(["Hel", "lo <", "b>", " <tool"])
+    *_, pieces = read(["Hel", "lo <", "b>", " <tool", ""])
     assert [piece.content for piece in pieces] == ["Hel", "lo", " <b>", "", " <tool"]
-    *_, pieces = read(['<tool_call>{"name": "get"', ', "arguments": {', '"a": ', "1}", "}</tool_call>"])
+    *_, pieces = read(['<tool_call>{"name": "get"', ', "arguments": {', '"a": ', "1}", "}</tool_call>", ""])
     assert [[(c.name, c.arguments) for c in piece.calls] for piece in pieces] == [
         [],
         [("get", "{")],
@@ -149,5 +148,5 @@ def test_nothing_is_held_longer_than_it_may_become_a_call() -> None:
         [],
         [],
     ]
-    *_, pieces = read(['{"ci', 'ty"', ': "Par', 'is"}'])
+    *_, pieces = read(['{"ci', 'ty"', ': "Par', 'is"}', ""])
     assert [piece.content for piece in pieces] == ["", '{"city"', ': "Par', 'is"}', ""]
