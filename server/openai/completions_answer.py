@@ -161,7 +161,8 @@ class CompletionAnswer:
                 more += f',"prompt_logprobs":{json.dumps(plain_logprobs(first.prompt_logprobs))}'
         logprobs = self._columns(first, output, prompt_ids, place)
         told = "null" if logprobs is None else logprobs.model_dump_json()
-        content = f'"text":{quoted(text)},"logprobs":{told},"finish_reason":{"null" if output.finish_reason is None else quoted(output.finish_reason)}'
+        reason = quoted(output.finish_reason) if output.finish_reason else "null"
+        content = f'"text":{quoted(text)},"logprobs":{told},"finish_reason":{reason}'
         if output.finish_reason:
             content += f',"stop_reason":{json.dumps(output.stop_reason, ensure_ascii=False)}'
         if self._wants_ids:
