@@ -131,6 +131,7 @@ def build_engine(
         kv_cache_memory=settings.kv_cache_memory,
         num_kv_slots=settings.num_kv_slots,
         swap_space=settings.swap_space,
+        host_total=device_memory(torch.device("cpu")).total,
     )
     shape = PoolShape(
         num_slots=pool.num_slots,
@@ -173,6 +174,8 @@ def build_engine(
     report(f"stack: {stack}")
     if not on_gpu:
         report("gpu_memory_utilization is unused on a CPU")
+    if settings.swap_space and options.preemption != "swap":
+        report("swap_space is unused: preempted requests are computed again; scheduler.preemption = 'swap' has them kept")
     for line in pool.log_lines(max_model_len):
         report(line)
     return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded, default_sampling=sampling)

@@ -6,6 +6,7 @@ A sequence of n tokens takes n slots. A slot takes what the kernel's cache specs
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 from octavo.core.descriptors import ModelShape
@@ -89,12 +90,14 @@ def size_pool(
     kv_cache_memory: int | None = None,
     num_kv_slots: int | None = None,
     swap_space: float = 0.0,
+    host_total: int = sys.maxsize,
 ) -> PoolSize:
     """Slots of the pool, before an allocator divides it.
 
     In this order: `num_kv_slots`; `kv_cache_memory` bytes; on a GPU the share `gpu_memory_utilization` of the whole device less
     `reserved_bytes` (weights, activations, others' memory); on a CPU the smaller of a quarter of the available RAM and what
-    `max_num_seqs` requests of `max_model_len` need. `swap_space` is in GiB of host memory. Raises ConfigError as `PoolSize.check`.
+    `max_num_seqs` requests of `max_model_len` need. `swap_space` is in GiB of host memory, which has
+    `host_total` bytes. Raises ConfigError as `PoolSize.check`.
     """
     if num_kv_slots is not None:
         slots, reason = num_kv_slots, "num_kv_slots"
@@ -115,6 +118,8 @@ def size_pool(
         reason=reason,
     )
     size.check(max_model_len)
+    if swap_space * GIB > host_total:
+        raise ConfigError(f"swap_space = {swap_space:g} GiB is more than the host's {host_total / GIB:.1f} GiB of memory: make it smaller")
     if size.num_bytes > device.total:
         raise ConfigError(
             f"the KV pool ({reason}) of {slots} slots x {slot_bytes} bytes = {size.num_bytes / GIB:.1f} GiB is more than the device's "

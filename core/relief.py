@@ -6,7 +6,11 @@ step is planned again, smaller; where one request is alone, its prompt is cut in
 
 from __future__ import annotations
 
+import logging
+
 from octavo.core.scheduling import Scheduler
+
+logger = logging.getLogger("octavo")
 
 SMALLEST_BUDGET = 64  # tokens; a smaller step does not need noticeably less
 CALM = 256  # steps without trouble after which the limits double, up to what was set
@@ -29,9 +33,11 @@ class Relief:
         running = sum(request.seats for request in scheduler.running)
         if len(scheduler.running) > 1:
             scheduler.max_num_seqs = max(scheduler.running[0].seats, running // 2)
+            logger.warning("a step ran out of memory: %d of %d sequences go on for now", scheduler.max_num_seqs, running)
             return True
         if scheduler.chunking and scheduler.budget > SMALLEST_BUDGET:
             scheduler.budget = max(SMALLEST_BUDGET, scheduler.budget // 2)
+            logger.warning("a step of one request ran out of memory: steps have at most %d tokens for now", scheduler.budget)
             return True
         return False
 

@@ -24,6 +24,7 @@ from octavo.core.kv_tensors import KVTensors, fused
 from octavo.core.logits_processing import forbid
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.model import Attend, Model
+from octavo.core.out_of_memory import translated
 from octavo.core.plan import BatchPlan
 from octavo.core.row_requests import all_argmax, chunk_of_row, row_requests
 from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT, Candidates, Sampler
@@ -72,7 +73,10 @@ class TorchRunner(Runner):
             handle.error = self._broken
             return handle
         begun = self._clock.now()
-        inputs = self._inputs.build(plan) if plan.chunks else None
+        try:
+            inputs = self._inputs.build(plan) if plan.chunks else None
+        except (MemoryError, RuntimeError) as error:
+            raise translated(error) from None
         handle.seconds["inputs"] = self._clock.now() - begun
         try:
             for run in fused(plan.transfers):
@@ -81,7 +85,7 @@ class TorchRunner(Runner):
             if inputs is not None:
                 self._run(plan, inputs, handle)
         except BaseException as error:
-            handle.error = self._broken = error
+            handle.error = self._broken = translated(error)
         return handle
 
     @torch.inference_mode()

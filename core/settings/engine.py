@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from octavo.core.options import PluginOptions
 from octavo.core.settings.sizes import Size
@@ -16,12 +16,6 @@ def _refuse_quantised(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(("fp8", "float8", "int8")):
         raise ValueError(f"a KV cache in {value} is not available yet; use 'auto', 'float32', 'bfloat16' or 'float16'")
     return value
-
-
-def _refuse_swapping(gib: float) -> float:
-    if gib > 0:
-        raise ValueError("swapping the KV cache to host memory is not available yet; leave swap_space at 0")
-    return gib
 
 
 class SpeculativeConfig(PluginOptions):
@@ -48,9 +42,7 @@ class EngineSettings(PluginOptions):
     )
     kv_cache_memory: Size | None = Field(None, description='size of the KV pool, in bytes or like "4GiB"')
     num_kv_slots: int | None = Field(None, ge=1, description="size of the KV pool in slots (tokens), exactly; for comparisons")
-    swap_space: Annotated[float, AfterValidator(_refuse_swapping)] = Field(
-        0.0, ge=0, description="host memory for preempted requests, in GiB"
-    )
+    swap_space: float = Field(0.0, ge=0, description='host memory for the KV of preempted requests, in GiB; for preemption = "swap"')
     dtype: Dtype = Field("auto", description="of weights and activations; auto: the checkpoint's, where the device computes in it")
     kv_dtype: Annotated[Dtype, BeforeValidator(_refuse_quantised)] = Field("auto", description="of the KV cache; auto: as dtype")
     device: str = Field("auto", pattern=r"^[a-z]+(:\d+)?$", description="auto, cpu, cuda, cuda:1, ...")

@@ -150,6 +150,10 @@ def error_event(error: Exception) -> bytes:
     return event(as_api_error(error).body)
 
 
+quoted = json.JSONEncoder(ensure_ascii=False).encode
+"""A string as JSON; json.dumps would make an encoder for each."""
+
+
 def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 

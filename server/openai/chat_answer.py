@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.prompts import ReadyPrompt
 from octavo.server.errors import ApiError
-from octavo.server.openai.answers import GRAMMAR, Chunks, chained, check_served, error_event, new_id, plain_logprobs, usage
+from octavo.server.openai.answers import GRAMMAR, Chunks, chained, check_served, error_event, new_id, plain_logprobs, quoted, usage
 from octavo.server.openai.chat_schema import (
     AnswerMessage,
     ChatChoice,
@@ -154,7 +154,7 @@ class ChatAnswer:
             delta = _delta(choice.reader.push(output.text, last=reason is not None))
             reason = _reason(reason, choice.reader)
         elif output.text:
-            delta = f'"content":{json.dumps(output.text, ensure_ascii=False)}'
+            delta = f'"content":{quoted(output.text)}'
         logprobs = self._logprobs(output, choice.place)
         told = "null" if logprobs is None else logprobs.model_dump_json()
         content = f'"delta":{{{delta}}},"logprobs":{told},"finish_reason":{json.dumps(reason)}'
@@ -187,14 +187,14 @@ def _reason(reason: str | None, reader: ToolReader) -> str | None:
 def _delta(piece: ToolPiece) -> str:
     members = []
     if piece.content:
-        members.append(f'"content":{json.dumps(piece.content, ensure_ascii=False)}')
+        members.append(f'"content":{quoted(piece.content)}')
     if piece.calls:
         members.append(f'"tool_calls":[{",".join(map(_call, piece.calls))}]')
     return ",".join(members)
 
 
 def _call(call: CallPiece) -> str:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    arguments = quoted(call.arguments)
     if call.id is None:
         return f'{{"index":{call.index},"function":{{"arguments":{arguments}}}}}'
     head = f'"index":{call.index},"id":{json.dumps(call.id)},"type":"function"'

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.prompts import ReadyPrompt
 from octavo.server.errors import ApiError
-from octavo.server.openai.answers import GRAMMAR, Chunks, check_served, error_event, new_id, plain_logprobs, usage
+from octavo.server.openai.answers import GRAMMAR, Chunks, check_served, error_event, new_id, plain_logprobs, quoted, usage
 from octavo.server.openai.completions_schema import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from octavo.server.openai.merging import merged
 from octavo.server.openai.params import structure, wanted
@@ -162,7 +162,8 @@ class CompletionAnswer:
                 more += f',"prompt_logprobs":{json.dumps(plain_logprobs(first.prompt_logprobs))}'
         logprobs = self._columns(first, output, prompt_ids, place)
         told = "null" if logprobs is None else logprobs.model_dump_json()
-        content = f'"text":{json.dumps(text, ensure_ascii=False)},"logprobs":{told},"finish_reason":{json.dumps(output.finish_reason)}'
+        reason = quoted(output.finish_reason) if output.finish_reason else "null"
+        content = f'"text":{quoted(text)},"logprobs":{told},"finish_reason":{reason}'
         if output.finish_reason:
             content += f',"stop_reason":{json.dumps(output.stop_reason, ensure_ascii=False)}'
         if self._wants_ids:

@@ -11,12 +11,18 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from octavo.core.outputs import RequestOutput
+from octavo.server.openai.answers import chained
 
 MOST_WAITING = 64  # pieces that nobody has read; then their streams wait, and join what comes
 
 
 async def merged(firsts: list[RequestOutput], runs: list[AsyncGenerator[RequestOutput]]) -> AsyncGenerator[tuple[int, RequestOutput]]:
     """The pieces of all runs, each with the number of its run; of each the first was read already. Raises what any of them raises."""
+    if len(runs) == 1:  # needs no task and no queue, which would cost a fifth of a stream
+        async with aclosing(chained(firsts[0], runs[0])) as alone:
+            async for piece in alone:
+                yield 0, piece
+        return
     queue: asyncio.Queue[tuple[int, RequestOutput | None, Exception | None]] = asyncio.Queue(MOST_WAITING)
 
     async def read(number: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,22 @@ from octavo.core.text.tokenizer import Tokenizer
 from tests.llm.conftest import is_empty
 from tests.models import tiny
 
+SLOT_BYTES = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
 HOT = {"temperature": 4.0, "max_tokens": 24}  # so hot that a wrong random number shows
 PROMPTS = ["one", "two two", "three three three", "4", "five five five five five", "6 6"]
 
 
 class Preemptions:
-    """Counts them."""
+    """Counts them, and what they move."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = self.most_on_host = 0
+        self.moved = Counter[str]()
 
     def octavo_step_finished(self, report: StepReport) -> None:
         self.count += report.num_preempted
+        self.moved.update(report.transfers)
+        self.most_on_host = max(self.most_on_host, report.usage.host)
 
 
 def answers(llm: LLM, prompts: Any, params: Any) -> list[list[int]]:
@@ -72,6 +79,29 @@ def test_preemption_changes_nothing(llm: LLM, new_llm: Callable[..., LLM]) -> No
     assert is_empty(small)
     pieces = [list(itertools.chain(small.stream(prompt, one))) for prompt, one in zip(PROMPTS, params, strict=True)]
     assert ["".join(piece.outputs[0].text for piece in run) for run in pieces] == [output.outputs[0].text for output in ample]
+
+
+@pytest.mark.parametrize("allocator", ["paged", "prefix"])
+def test_swapping_to_host_memory_changes_nothing(llm: LLM, new_llm: Callable[..., LLM], allocator: str) -> None:
+    """With swap_space preempted requests are kept on the host and go on where they were: the tokens of an ample pool, and nothing is
+    held there at the end."""
+    swapping = {"swap_space": 64 * SLOT_BYTES / 2**30, "scheduler": {"plugin": "continuous", "preemption": "swap"}}
+    small = new_llm(num_kv_slots=64, max_model_len=64, allocator=allocator, **swapping)
+    assert small.built.pool.num_host_slots == 64 and any("# CPU blocks: 16" in line for line in small.built.pool.log_lines(64))
+    seen = Preemptions()
+    small.engine.observers.add(seen)
+    params = [SamplingParams(seed=1, **HOT), SamplingParams(temperature=0, max_tokens=30)] * 3
+    ample, tight = (made.generate(PROMPTS, params, use_tqdm=False) for made in (llm, small))
+    assert seen.moved["out"] >= seen.moved["in"] > 0 and seen.most_on_host > 0
+    assert [output.outputs for output in tight] == [output.outputs for output in ample]
+    assert is_empty(small) and small.engine.kv.usage().host == 0
+
+
+def test_swap_space_that_nothing_uses_is_told(new_llm: Callable[..., LLM], caplog: pytest.LogCaptureFixture) -> None:
+    """Where preempted requests are computed again, the log at start says that host memory is of no use, and how it would be."""
+    caplog.set_level(logging.INFO, "octavo")
+    new_llm(swap_space=0.001)
+    assert any("swap_space is unused" in line and "scheduler.preemption = 'swap'" in line for line in caplog.messages)
 
 
 def test_streams_that_preempt_each_other_have_no_repeat_and_no_hole(new_llm: Callable[..., LLM]) -> None:

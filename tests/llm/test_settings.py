@@ -90,7 +90,8 @@ def test_switches_choose_plugins(stand_in: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"swap_space": 4}, InvalidOptionsError, "engine.swap_space: swapping the KV cache to host memory is not available yet"),
+        ({"swap_space": -1}, InvalidOptionsError, "engine.swap_space: Input should be greater than or equal to 0"),
+        ({"swap_space": 1e6, "max_model_len": 64}, ConfigError, "swap_space = 1e+06 GiB is more than the host's"),
         ({"kv_dtype": "fp8"}, InvalidOptionsError, "engine.kv_dtype: a KV cache in fp8 is not available yet; use 'auto'"),
         ({"enable_chunked_prefill": True, "scheduler": "static"}, InvalidOptionsError, 'contradicts scheduler = "static"'),
         ({"max_num_seq": 8}, InvalidOptionsError, "max_num_seq: no such setting (did you mean max_num_seqs?)"),

@@ -189,7 +189,7 @@ def test_everything_wrong_is_said_at_once_with_its_source(registry: Registry, tm
         registry,
         file=where,
         environ={"OCTAVO_SET_SCHEDULER__MAX_NUM_SEQS": "many"},
-        overrides={"kernel": "nave", "allocator": 3, "ops": {"threads": 2}, "engine": {"swap_space": 4, "gpu_memory_utilization": 1.5}},
+        overrides={"kernel": "nave", "allocator": 3, "ops": {"threads": 2}, "engine": {"swap_space": -4, "gpu_memory_utilization": 1.5}},
     )
     assert text.splitlines() == [
         "10 settings cannot be used:",
@@ -201,7 +201,7 @@ def test_everything_wrong_is_said_at_once_with_its_source(registry: Registry, tm
         "  - no kernel plugin 'nave' is installed (did you mean naive?); installed are: naive",
         "  - ops.auto.threads: Extra inputs are not permitted (name the ops plugin to set its options)",
         "  - engine.gpu_memory_utilization: Input should be less than or equal to 1 (got 1.5)",
-        "  - engine.swap_space: swapping the KV cache to host memory is not available yet; leave swap_space at 0",
+        "  - engine.swap_space: Input should be greater than or equal to 0 (got -4)",
         "  - engine.kv_dtype: a KV cache in fp8 is not available yet; use 'auto', 'float32', 'bfloat16' or 'float16'" + f" [{where}]",
         f"  - engine.seed: Input should be a valid integer (got True) [{where}]",
     ]

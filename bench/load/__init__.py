@@ -1,0 +1,1 @@
+"""A load client for OpenAI-compatible servers: `workload` makes requests, `client` sends them and records what came when."""
