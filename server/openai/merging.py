@@ -20,8 +20,8 @@ async def merged(firsts: list[RequestOutput], runs: list[AsyncGenerator[RequestO
     """The pieces of all runs, each with the number of its run; of each the first was read already. Raises what any of them raises."""
     if len(runs) == 1:  # needs no task and no queue, which would cost a fifth of a stream
         async with aclosing(chained(firsts[0], runs[0])) as alone:
-            async for piece in alone:
-                yield 0, piece
+            async for only in alone:
+                yield 0, only
         return
     queue: asyncio.Queue[tuple[int, RequestOutput | None, Exception | None]] = asyncio.Queue(MOST_WAITING)
 

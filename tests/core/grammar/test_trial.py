@@ -106,7 +106,7 @@ def test_a_helper_that_died_is_replaced(strict: GrammarCompiler) -> None:
 
 
 def test_an_interrupted_trial_leaves_no_verdict_behind(strict: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for a verdict may be torn away (Ctrl-C, an alarm): the next grammar gets its own, not the one that was still to come."""
+    """Whoever waits for a verdict may be torn away (Ctrl-C): the next grammar gets its own, not the one that was still to come."""
 
     def torn_away(self: Trial, seconds: float) -> object:
         raise KeyboardInterrupt
