@@ -72,12 +72,15 @@ def beam_search_params_from(args: argparse.Namespace) -> BeamSearchParams | None
         if penalty:
             raise RequestError("--length-penalty is of beam search: give --beam-width too", field="length_penalty")
         return None
-    foreign = [name for name in _FLAGS if name != "max_tokens" and getattr(args, name) not in (None, 0.0)] + ["stop"] * bool(args.stop)
+    drawing = [name for name in _FLAGS if name not in ("max_tokens", "timeout_s")]
+    foreign = [name for name in drawing if getattr(args, name) not in (None, 0.0)] + ["stop"] * bool(args.stop)
     foreign += [name for name in ("json_schema", "regex") if getattr(args, name) is not None]
     foreign += ["n"] * (args.n > 1)
     if foreign:
         raise RequestError(f"beam search draws nothing: --{foreign[0].replace('_', '-')} does not go with --beam-width", field=foreign[0])
-    return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, **penalty)
+    return BeamSearchParams(
+        beam_width=args.beam_width, max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, timeout_s=args.timeout_s, **penalty
+    )
 
 
 def _structured_outputs(schema: str | None, regex: str | None) -> StructuredOutputsParams | None:
