@@ -52,6 +52,7 @@ class ChatAnswer:
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         self.wanted = wanted(
             body,
+            of_model=here.llm.built.default_sampling,
             defaults={"max_tokens": None},
             settings=here.settings,
             max_tokens=limit,

@@ -41,6 +41,7 @@ class CompletionAnswer:
         self.grammar_field = "response_format" if body.response_format else GRAMMAR
         self.wanted = wanted(
             body,
+            of_model=here.llm.built.default_sampling,
             defaults={"max_tokens": 16},
             settings=here.settings,
             max_tokens=1 if self._nothing_new else body.max_tokens,

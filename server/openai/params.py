@@ -29,10 +29,13 @@ class Wanted:
     copies: int = 1
 
 
-def wanted(body: SamplingFields, *, defaults: Mapping[str, Any], settings: ServerSettings, **fields: Any) -> Wanted:
+def wanted(
+    body: SamplingFields, *, of_model: Mapping[str, Any], defaults: Mapping[str, Any], settings: ServerSettings, **fields: Any
+) -> Wanted:
     """Greedy outputs are all alike, so one is made for all n.
 
-    `defaults`: the route's own, for what the body leaves open. `fields`: what is named otherwise in the body; None is left open too.
+    `of_model`: how the model's files say to sample, and `defaults`: the route's own, for what the body leaves open; how long an answer
+    may be is the route's. `fields`: what is named otherwise in the body; None is left open too.
     Raises RequestError, or ApiError for what cannot be asked together.
     """
     if body.stream_options is not None and not body.stream:
@@ -46,7 +49,7 @@ def wanted(body: SamplingFields, *, defaults: Mapping[str, Any], settings: Serve
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name}: only with use_beam_search = true", param=name)
     n, best_of = given.pop("n", 1), given.pop("best_of", None)
-    params = SamplingParams(**{**defaults, **given})
+    params = SamplingParams(**{**of_model, **defaults, **given})
     if params.greedy and (n, best_of) != (1, None):
         SamplingParams(n=n, best_of=best_of)  # is checked all the same
         return Wanted(params, 1, n)
