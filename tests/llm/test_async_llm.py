@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.async_llm import AsyncLLM, joined
 from octavo.core.errors import EngineError, RequestError
+from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from tests.llm.conftest import SETTINGS
@@ -156,6 +158,30 @@ async def _count(pieces: AsyncIterator[RequestOutput], held: asyncio.Event) -> t
         count += len(piece.outputs[0].token_ids)
         reason = piece.outputs[0].finish_reason or reason
     return count, reason
+
+
+def test_grammars_are_compiled_beside_the_engine(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new grammar takes its time in a thread of its own: the engine's finds it compiled. One that cannot be is refused."""
+
+    async def test() -> None:
+        async with opened() as served:
+            threads = list[str]()
+            compile_new = GrammarCompiler._compile
+
+            def watched(self: GrammarCompiler, *given: Any) -> Any:
+                threads.append(threading.current_thread().name)
+                return compile_new(self, *given)
+
+            monkeypatch.setattr(GrammarCompiler, "_compile", watched)
+            params = SamplingParams(temperature=0, max_tokens=12, structured_outputs={"regex": "[ab]{3}"})
+            _, text, _ = await whole(served.generate({"prompt_token_ids": [1, 2, 3]}, params))
+            assert set(text) <= {"a", "b"} and len(text) == 3
+            assert len(threads) == 1 and threads[0] != "octavo-engine"
+            bad = SamplingParams(structured_outputs={"regex": "(["})
+            with pytest.raises(RequestError, match="structured_outputs"):
+                await whole(served.generate({"prompt_token_ids": [1, 2, 3]}, bad))
+
+    run(test())
 
 
 class _Counter:
