@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.settings.config import load_config
 from octavo.core.settings.flat import from_flat
+from octavo.mailbox import Mailbox
 from octavo.prompts import Messages, Prompt, PromptReader, ReadyPrompt
 
 LONG_TEXT = 20_000  # characters; tokenizing more is done in a thread, where it holds nobody up
@@ -52,8 +53,8 @@ class AsyncLLM:
         self.on_death: Callable[[BaseException], None] | None = None  # told in the event loop
         self.on_request: Callable[[str], None] | None = None  # told the id before the engine has the request, in the asker's context
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._mailboxes: dict[str, _Mailbox] = {}  # of requests that the engine has; its thread alone touches it
-        self._open: set[_Mailbox] = set()  # all that somebody reads
+        self._mailboxes: dict[str, Mailbox] = {}  # of requests that the engine has; its thread alone touches it
+        self._open: set[Mailbox] = set()  # all that somebody reads
         self._calls: set[asyncio.Future[Any]] = set()
         self._closed = False
         self.engine_loop = EngineLoop(built.engine, deliver=self._deliver, died=self._died)
@@ -116,7 +117,7 @@ class AsyncLLM:
         if isinstance(params, SamplingParams) and params.structured_outputs is not None and grammars is not None:
             await asyncio.to_thread(grammars.compile, params.structured_outputs)  # here it holds nobody up; the engine finds it
         about = {"priority": None, "class": "default", "user": "", **about, **ready.about}
-        mailbox = _Mailbox(self._event_loop())
+        mailbox = Mailbox(self._event_loop())
 
         def add(engine: Engine) -> None:
             try:
@@ -167,7 +168,7 @@ class AsyncLLM:
         """Whoever waits gets an EngineError; for when the engine's thread hangs."""
         self._fail_all(EngineError(f"the engine has stopped: {reason}"))
 
-    def _abort(self, mailbox: _Mailbox) -> None:
+    def _abort(self, mailbox: Mailbox) -> None:
         def abort(engine: Engine) -> None:
             request_id = mailbox.request_id
             if request_id is not None and self._mailboxes.get(request_id) is mailbox:  # else it is over, and its id perhaps another's
@@ -257,76 +258,12 @@ class AsyncLLM:
         await self.close()
 
 
-class _Mailbox:
-    """What came for one request and was not read yet. Everything but `fail_from_engine` belongs to the event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.request_id: str | None = None
-        self.left = False  # nobody reads any more
-        self.finished = False
-        self._loop = loop
-        self._letters: list[RequestOutput] = []
-        self._error: Exception | None = None
-        self._arrived = asyncio.Event()
-
-    def put(self, output: RequestOutput) -> None:
-        """One more piece."""
-        self._letters.append(output)
-        self._arrived.set()
-
-    def fail(self, error: Exception) -> None:
-        """No more will come."""
-        self._error = error
-        self._arrived.set()
-
-    def fail_from_engine(self, error: Exception) -> None:
-        """The same, from the engine's thread."""
-        self._loop.call_soon_threadsafe(self.fail, error)
-
-    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        while not self.finished:
-            await self._arrived.wait()
-            self._arrived.clear()
-            letters, self._letters = self._letters, []
-            for letter in joined(letters):
-                self.finished = self.finished or letter.finished
-                yield letter
-            if self._error is not None and not self.finished:
-                self.finished = True
-                raise self._error
-
-
 def _abort_all(engine: Engine) -> None:
     for request_id in list(engine.requests):
         engine.abort(request_id)
 
 
-def joined(pieces: list[RequestOutput]) -> list[RequestOutput]:
-    """Pieces of one request, as few as say the same: those of one sample in one."""
-    if len(pieces) < 2 or not all(len(piece.outputs) == 1 for piece in pieces):
-        return pieces
-    first: dict[int, RequestOutput] = {}
-    for piece in pieces:
-        (new,) = piece.outputs
-        if new.index not in first:
-            first[new.index] = piece
-            continue
-        (old,) = first[new.index].outputs
-        old.text += new.text
-        old.token_ids += new.token_ids
-        if old.logprobs is not None and new.logprobs is not None:
-            old.logprobs += new.logprobs
-        old.finish_reason, old.stop_reason, old.error = new.finish_reason, new.stop_reason, new.error
-        old.cumulative_logprob = new.cumulative_logprob
-    whole = list(first.values())
-    whole[-1].finished, whole[-1].times = pieces[-1].finished, pieces[-1].times
-    if len(whole) > 1 and pieces[-1].finished:
-        for piece in whole[:-1]:
-            piece.finished = False
-    return whole
-
-
-def _hand_over(letters: list[tuple[_Mailbox, RequestOutput]]) -> None:
+def _hand_over(letters: list[tuple[Mailbox, RequestOutput]]) -> None:
     for mailbox, output in letters:
         mailbox.put(output)
 

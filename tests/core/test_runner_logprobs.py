@@ -15,7 +15,7 @@ from octavo.core.execution import StepResult
 from octavo.core.logprobs import TokenLogprobs
 from octavo.core.model import Attend, Model
 from octavo.core.request import Request, Sequence
-from octavo.core.torch_runner import TorchHandle
+from octavo.core.torch_handle import TorchHandle
 from tests.core.test_torch_runner import Pieces, Wrapped
 from tests.logprobs import check_entries, reference_logits
 from tests.models import PROMPTS

@@ -15,7 +15,7 @@ import torch
 from octavo.core.errors import RequestError
 from octavo.core.request import Request
 from octavo.core.text.tokenizer import Tokenizer
-from octavo.core.torch_runner import ALL_BANNED
+from octavo.core.torch_handle import ALL_BANNED
 from tests.core.sampling_reference import distribution, make_row, may_be_drawn, processed
 from tests.models import PROMPTS, VOCAB
 from tests.tensor_rig import TensorRig, logits_after, make_kv

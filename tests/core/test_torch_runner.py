@@ -16,7 +16,8 @@ from octavo.core.model import Attend, Model
 from octavo.core.plan import BatchPlan, Chunk, Transfer
 from octavo.core.request import Sequence
 from octavo.core.scheduling import Scheduler
-from octavo.core.torch_runner import TorchRunner, accepted
+from octavo.core.torch_handle import accepted
+from octavo.core.torch_runner import TorchRunner
 from octavo.plugins.schedulers.static import Static, StaticOptions
 from tests.models import PROMPTS
 from tests.tensor_rig import MAX_MODEL_LEN, TensorRig, logits_after, make_kv

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.async_llm import AsyncLLM, joined
+from octavo.async_llm import AsyncLLM
 from octavo.core.errors import EngineError, RequestError
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.mailbox import joined
 from tests.llm.conftest import SETTINGS
 from tests.models import PROMPTS
 
