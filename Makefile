@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 # `env -u`: nproc would answer OMP_NUM_THREADS
 JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 OCTAVO_STRESS_RUNS ?= 20000
+OCTAVO_SOAK_REQUESTS ?= 10000
 
 # Pip shows its progress bars to people and is silent in logs.
 PIP_INSTALL := [ -t 1 ] || export PIP_QUIET=2; $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -18,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # The folders as Python sees them, for tools that do not run an editable install's finder.
 TYPINGS := .typings/octavo
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -53,6 +54,9 @@ test-all: $(VENV)/.dev  ## every test, full products included
 
 stress: $(VENV)/.dev  ## the state machines, OCTAVO_STRESS_RUNS times
 	OCTAVO_STRESS_RUNS=$(OCTAVO_STRESS_RUNS) $(PYTEST) -m stress --timeout=0
+
+soak: $(VENV)/.dev  ## OCTAVO_SOAK_REQUESTS unruly requests to a server, each answer checked
+	OCTAVO_SOAK_REQUESTS=$(OCTAVO_SOAK_REQUESTS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_soak.py -k at_length
 
 check: lint types test  ## what a change must pass
 

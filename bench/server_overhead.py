@@ -82,7 +82,7 @@ async def through(url: str, model: str, prompts: Prompts, *, stream: bool) -> fl
     """Seconds from the first request to the last answer, all sent at once."""
     connection = await connect(*_place(url))
     await connection.ask(post("/reset_prefix_cache", b"", host="x"))
-    connection.close()
+    await connection.closed()
     asks = [completion(prompt, output, model=model, stream=stream) for prompt, output in prompts]
     gc.collect()
     records = await run(asks, url, clients=len(asks))

@@ -116,7 +116,7 @@ async def run(asks: Sequence[Ask], url: str, *, clients: int, timeout_s: float =
             if connection.transport is None or connection.transport.is_closing():
                 connection = await connect(host, port)
             records[number] = await send(connection, ask, request, due=due, timeout_s=timeout_s)
-        connection.close()
+        await connection.closed()
 
     await asyncio.gather(*(work(connection) for connection in opened))
     return [record for record in records if record is not None]

@@ -96,6 +96,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._reader: AnswerReader | None = None
         self._waiter: asyncio.Future[Answer] | None = None
+        self._lost = asyncio.Event()
 
     async def ask(self, request: bytes) -> Answer:
         """Send a request and wait for its answer. Raises BrokenAnswer, ConnectionError."""
@@ -118,6 +119,11 @@ class Connection(asyncio.Protocol):
         """Hang up, in the middle of an answer too."""
         if self.transport is not None:
             self.transport.abort()
+
+    async def closed(self) -> None:
+        """Hang up and wait until the socket is gone."""
+        self.close()
+        await self._lost.wait()
 
     # --------------------------------------------------------- called by asyncio
 
@@ -144,6 +150,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed."""
+        self._lost.set()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(BrokenAnswer(f"the server hung up before the answer was whole ({exc or 'end of file'})"))
 

@@ -70,4 +70,4 @@ async def read(url: str, path: str) -> Answer:
     try:
         return await asyncio.wait_for(connection.ask(get(path, host=host)), 30)
     finally:
-        connection.close()
+        await connection.closed()
