@@ -35,7 +35,7 @@ class IncrementalDetokenizer:
         two added tokens (as in vLLM: whether there are any is the decoder's choice, and byte-level ones put none)."""
         stream = tokenizer.streams(skip_special_tokens=skip_special_tokens).open()
         if not (skip_special_tokens or spaces_between_special_tokens):
-            stream = _Unspaced(stream, tokenizer.added_tokens)
+            stream = _Unspaced(stream, tokenizer.added_tokens, vocab_size=tokenizer.vocab_size)
         self._push, self._finish = stream.push, stream.finish
 
     def push(self, token_id: int) -> str:
@@ -101,9 +101,10 @@ class _Vocabulary:
 class _Unspaced:
     """A stream, and no space between added tokens that stand next to each other."""
 
-    def __init__(self, stream: Stream, added: Mapping[int, str]) -> None:
+    def __init__(self, stream: Stream, added: Mapping[int, str], *, vocab_size: int) -> None:
         self._stream = stream
         self._added = added
+        self._vocab_size = vocab_size
         self._after_added = False
 
     def push(self, token_id: int) -> str:
@@ -111,7 +112,7 @@ class _Unspaced:
         own = self._added.get(token_id)
         if own is not None and self._after_added and text.endswith(own) and text[: -len(own)].isspace():
             text = own
-        if text:  # what leaves no trace does not stand between others
+        if token_id < self._vocab_size:  # others leave no trace, and do not stand between; one that is held back does
             self._after_added = own is not None
         return text
 

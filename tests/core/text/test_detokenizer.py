@@ -92,6 +92,14 @@ def test_spaces_between_special_tokens(kind: str, spaced: str, joined: str) -> N
     assert deltas(tokenizer, token_ids, skip=True, spaces=False) == hidden
 
 
+def test_a_byte_that_is_held_back_stands_between() -> None:
+    """A byte may be white space by itself: it is no decoder's space between special tokens."""
+    tokenizer = tokenizer_of("sentencepiece")
+    for byte in ("<0x1C>", "<0x20>"):
+        token_ids = [0, KINDS["sentencepiece"]().token_to_id(byte), 0]
+        assert "".join(deltas(tokenizer, token_ids, skip=False, spaces=False)) == "".join(deltas(tokenizer, token_ids, skip=False))
+
+
 @all_kinds
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
