@@ -73,7 +73,7 @@ _SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("guess", [FIRST_GUESS, np.inf], ids=["contenders", "sorted"])
 @pytest.mark.parametrize("settings", _SETTINGS, ids=str)
 def test_draws_follow_the_distribution_of_transformers_processors(settings: dict[str, Any], guess: float) -> None:
-    """50,000 draws: only tokens that are kept occur, and their chi-square is within three standard deviations of its mean: seeds are fixed."""
+    """50,000 draws: only tokens that are kept occur, and their chi-square is within three standard deviations of its mean."""
     logits = _logits(300)
     expected = _expected(logits, settings)[0].double().numpy() * DRAWS
     counts = np.bincount(_sample(logits, [make_row(**settings, draws=DRAWS)], guess=guess), minlength=300)
