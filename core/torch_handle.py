@@ -17,6 +17,7 @@ from octavo.core.execution import StepResult
 from octavo.core.fetching import fetch
 from octavo.core.grammar.masks import Masks
 from octavo.core.logprobs import TokenLogprobs
+from octavo.core.out_of_memory import translated
 from octavo.core.plan import BatchPlan
 from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT, Candidates
 from octavo.core.scored_rows import ScoredRows
@@ -51,7 +52,10 @@ class TorchHandle:
         if self.error is not None:
             raise self.error
         begun = self._clock.now()
-        self._fetch()
+        try:
+            self._fetch()
+        except Exception as error:
+            raise translated(error) from None
         drawn: list[int] = [] if self.tokens is None else self.tokens.tolist()
         self.seconds["sample"] = self.seconds.get("sample", 0.0) + self._clock.now() - begun
         tokens: list[Seq[int]] = []

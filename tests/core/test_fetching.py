@@ -7,8 +7,12 @@ import torch
 
 from octavo.core import torch_handle
 from octavo.core.beam_search_params import BeamSearchParams
+from octavo.core.clock import ManualClock
+from octavo.core.errors import OutOfMemoryError
 from octavo.core.fetching import fetch
+from octavo.core.plan import BatchPlan
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.torch_handle import TorchHandle
 from octavo.llm import LLM
 from tests.matrix.stacks import build
 from tests.matrix.test_equal_tokens import STACKS
@@ -69,3 +73,14 @@ def test_a_result_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_handle, "fetch", spoiling)
     assert answers() == expected
     assert max(fetched) == 1 + 2 + 5 + 5
+
+
+def test_memory_may_run_out_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told as what it is, so that the engine runs less at once."""
+
+    def full(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch_handle, "fetch", full)
+    with pytest.raises(OutOfMemoryError):
+        TorchHandle(BatchPlan(), ManualClock()).result()
