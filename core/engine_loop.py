@@ -79,7 +79,7 @@ class EngineLoop:
         try:
             while self._wait():
                 for action in self._take():
-                    action(self.engine)
+                    self._act(action)
                 if self.engine.has_work:
                     outputs = self._step()
                     if outputs:
@@ -90,6 +90,13 @@ class EngineLoop:
                 self.failure = error
                 self._inbox.clear()
             self._died(error)
+
+    def _act(self, action: Action) -> None:
+        """One that fails is its poster's business: whether the engine can go on, its next steps will show."""
+        try:
+            action(self.engine)
+        except Exception:
+            logger.exception("something asked of the engine failed")
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False: stop."""

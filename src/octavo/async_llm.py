@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -156,13 +157,11 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request now: its last piece says `abort`. Unknown and ended ids are fine."""
-        if self.engine_loop.alive:
-            self.engine_loop.post(lambda engine: engine.abort(request_id))
+        self._post_if_alive(lambda engine: engine.abort(request_id))
 
     async def abort_all(self) -> None:
         """End all requests now; the last piece of each says `abort`."""
-        if self.engine_loop.alive:
-            self.engine_loop.post(_abort_all)
+        self._post_if_alive(_abort_all)
 
     def fail_all(self, reason: str) -> None:
         """Whoever waits gets an EngineError; for when the engine's thread hangs."""
@@ -176,8 +175,11 @@ class AsyncLLM:
                 engine.discard(request_id)
                 del self._mailboxes[request_id]
 
-        if self.engine_loop.alive:
-            self.engine_loop.post(abort)
+        self._post_if_alive(abort)
+
+    def _post_if_alive(self, action: Callable[[Engine], None]) -> None:
+        with suppress(EngineError):  # it may stop at any moment, and then there is nothing left to end
+            self.engine_loop.post(action)
 
     async def call(self, action: Callable[[Engine], Any]) -> Any:
         """Run something on the engine between two steps and return its result, for looking at it: it must be short."""
@@ -188,9 +190,9 @@ class AsyncLLM:
             try:
                 result = action(engine)
             except Exception as error:
-                loop.call_soon_threadsafe(_settle, future, None, error)
+                _soon(loop, _settle, future, None, error)
             else:
-                loop.call_soon_threadsafe(_settle, future, result, None)
+                _soon(loop, _settle, future, result, None)
 
         self.engine_loop.post(act)
         self._calls.add(future)
@@ -213,11 +215,11 @@ class AsyncLLM:
                 if output.finished:
                     del self._mailboxes[output.request_id]
         if letters and self._loop is not None:
-            self._loop.call_soon_threadsafe(_hand_over, letters)
+            _soon(self._loop, _hand_over, letters)
 
     def _died(self, error: BaseException) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._tell_death, error)
+            _soon(self._loop, self._tell_death, error)
 
     # ------------------------------------------------------------------------ end
 
@@ -256,6 +258,12 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    """Call it in the event loop; where that was closed, nobody waits any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
 
 
 def _abort_all(engine: Engine) -> None:

@@ -185,6 +185,23 @@ def test_grammars_are_compiled_beside_the_engine(opened: Any, monkeypatch: pytes
     run(test())
 
 
+class Deadly(BaseException):
+    """No thread survives it."""
+
+
+def test_what_fails_between_steps_kills_nobody(opened: Any) -> None:
+    """An action that raises is logged; whoever is in the engine is answered."""
+
+    async def test() -> None:
+        async with opened() as served:
+            reader = asyncio.create_task(whole(served.generate({"prompt_token_ids": [1, 2, 3]}, GREEDY)))
+            served.engine_loop.post(lambda engine: 1 / 0)
+            assert len((await reader)[0]) == 12
+            assert served.engine_loop.alive
+
+    run(test())
+
+
 class _Counter:
     def __init__(self, steps: list[int]) -> None:
         self._steps = steps
@@ -221,7 +238,7 @@ def test_death_reaches_everybody(opened: Any) -> None:
             await asyncio.sleep(0.01)
 
             def die(engine: Any) -> None:
-                raise SystemError("broken on purpose")
+                raise Deadly("broken on purpose")
 
             served.engine_loop.post(die)
             asked = asyncio.create_task(served.call(lambda engine: len(engine.requests)))
