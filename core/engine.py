@@ -20,7 +20,7 @@ from octavo.core.beam_search import Rows, advance_beams
 from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.deadlines import Deadlines
-from octavo.core.errors import EngineStuckError, OutOfMemoryError, PluginContractError
+from octavo.core.errors import EngineError, EngineStuckError, OutOfMemoryError, PluginContractError
 from octavo.core.execution import Runner, StepResult
 from octavo.core.flight import Flight, step_report
 from octavo.core.forks import split, unborn
@@ -81,6 +81,7 @@ class Engine:
         self._flying: deque[Flight] = deque()
         self._deadlines = Deadlines()
         self._undone: dict[Request, None] = {}  # of a step that failed just now
+        self._stepping = False
         self._steps = itertools.count()
         self._barren = 0  # steps in a row that planned nothing although requests are there
 
@@ -154,6 +155,15 @@ class Engine:
         A step for which device memory ran out is undone, and the next one is smaller; it fails a request only where nothing helps.
         What else goes wrong is raised; the step is undone, and the engine can go on: see `fail_undone`.
         """
+        if self._stepping:
+            raise EngineError("a step runs already: step() was called by an observer or a logits processor")
+        try:
+            self._stepping = True
+            return self._step()
+        finally:
+            self._stepping = False
+
+    def _step(self) -> list[RequestOutput]:
         started = self.clock.now()
         self._undone.clear()
         for request in self._deadlines.expired(started):

@@ -6,6 +6,7 @@ functions. Temperature and filters come after. Must not know: requests, plans.
 
 from __future__ import annotations
 
+from traceback import format_exception_only
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,11 @@ def _call(call: Call, row: torch.Tensor) -> str | None:
         try:
             result = processor(call.prompt, call.output, row.clone())
         except Exception as error:
-            return f"{name} raised {type(error).__name__}: {error}"
+            return f"{name} raised {''.join(format_exception_only(error)).strip()}"  # which survives an error that cannot be printed
         if not isinstance(result, torch.Tensor):
             return f"{name} returned {type(result).__name__}: must return the logits, a tensor"
+        if result.is_nested or result.layout is not torch.strided:
+            return f"{name} returned a sparse or nested tensor: must return a dense one"
         given = (tuple(row.shape), row.dtype, row.device)
         if (tuple(result.shape), result.dtype, result.device) != given:
             returned = f"shape {tuple(result.shape)}, {result.dtype} on {result.device}"

@@ -39,6 +39,15 @@ def allowed(field: FieldInfo) -> str:
     return str(extra["allowed"]) if isinstance(extra, dict) else ""
 
 
+def shown(value: object, most: int = 60) -> str:
+    """A value that somebody gave, for a message: at most `most` characters, and no error of its own, which reprs may raise."""
+    try:
+        text = repr(value)
+    except Exception:  # Python writes no integer of more than 4,300 digits, and a caller's own class may do anything
+        return f"<{type(value).__name__} that cannot be shown>"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def refuse(error: ErrorDetails, fields: Mapping[str, FieldInfo], *, kind: str) -> NoReturn:
     """Say pydantic's first complaint in our words: which parameter, what it was, what it may be. Raises RequestError.
 
@@ -51,6 +60,4 @@ def refuse(error: ErrorDetails, fields: Mapping[str, FieldInfo], *, kind: str) -
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(fields)}"
         raise RequestError(f"unknown {kind} parameter {field}: {hint}", field=field)
     where = field + "".join(f"[{index}]" for index in inner if isinstance(index, int))
-    value = repr(error["input"])
-    shown = value if len(value) <= 60 else f"{value[:57]}..."
-    raise RequestError(f"{where} = {shown}: must be {allowed(fields[field])}", field=field)
+    raise RequestError(f"{where} = {shown(error['input'])}: must be {allowed(fields[field])}", field=field)

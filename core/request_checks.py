@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.core.errors import RequestError
-from octavo.core.parameters import LARGEST
+from octavo.core.parameters import LARGEST, shown
 from octavo.core.request import Request
 
 if TYPE_CHECKING:
@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 
 def check_request(request: Request, engine: Engine) -> None:
     """Raises RequestError that names the field."""
+    for field, value, kind in (
+        ("request_id", request.id, str),
+        ("priority", request.priority, int),
+        ("class", request.class_name, str),
+        ("user", request.user, str),
+    ):
+        if type(value) is not kind:
+            raise RequestError(f"{field} must be {'a whole number' if kind is int else 'text'}, not {shown(value)}", field=field)
     if request.id in engine.requests:
         raise RequestError(f"request id {request.id!r} is in use by an unfinished request", field="request_id")
-    for field, value, kind in (("priority", request.priority, int), ("class", request.class_name, str), ("user", request.user, str)):
-        if type(value) is not kind:
-            raise RequestError(f"{field} must be {'a whole number' if kind is int else 'text'}, not {value!r}", field=field)
     if not -LARGEST <= request.priority <= LARGEST:
-        raise RequestError(f"priority must be between {-LARGEST} and {LARGEST}, not {request.priority}", field="priority")
+        raise RequestError(f"priority must be between {-LARGEST} and {LARGEST}, not {shown(request.priority)}", field="priority")
     _check_prompt(request.prompt, engine)
     length, limit, kv = len(request.prompt), engine.max_model_len, engine.kv
     if length + request.max_tokens > limit:
@@ -59,6 +64,6 @@ def _check_prompt(prompt: tuple[int, ...], engine: Engine) -> None:
         raise RequestError("the prompt is empty: give at least one token", field="prompt")
     strange = next((token for token in prompt if type(token) is not int or not 0 <= token < engine.vocab_size), None)
     if strange is not None:
-        raise RequestError(f"prompt token id {strange!r} is outside the vocabulary (0..{engine.vocab_size - 1})", field="prompt")
+        raise RequestError(f"prompt token id {shown(strange)} is outside the vocabulary (0..{engine.vocab_size - 1})", field="prompt")
     if length >= limit:
         raise RequestError(f"the prompt has {length} tokens, max_model_len is {limit} and one must be left to answer", field="prompt")

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from octavo.core.errors import RequestError
+from octavo.core.parameters import shown
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 LONGEST = 1_000_000  # characters of a schema, an expression or a grammar
@@ -81,5 +82,5 @@ class StructuredOutputsParams:
 
 
 def _refused(message: str, given: object = None) -> RequestError:
-    shown = f", got {given!r:.80}" if given else ""
-    return RequestError(f"structured_outputs: {message}{shown}", field="structured_outputs")
+    got = "" if given is None else f", got {shown(given, 80)}"
+    return RequestError(f"structured_outputs: {message}{got}", field="structured_outputs")

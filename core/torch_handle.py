@@ -24,6 +24,7 @@ from octavo.core.scored_rows import ScoredRows
 from octavo.core.scoring import Scores
 
 NO_FINITE_LOGITS = "the model gave no finite logits: its weights or this request's KV hold NaN or infinity"
+NO_FINITE_RESULT = "logits_processors returned NaN or infinity, or the model gave it: no token can be chosen"
 ALL_BANNED = (
     "no token is left to sample: allowed_token_ids, bad_words, logit_bias, logits_processors, a structured output and, before min_tokens, "
     "the stop tokens together ban all"
@@ -68,7 +69,7 @@ class TorchHandle:
             if index in ended:
                 mine = []
             elif NOT_FINITE in mine or (index in candidates and math.isnan(candidates[index][0][1])):
-                errors.setdefault(index, NO_FINITE_LOGITS)
+                errors.setdefault(index, NO_FINITE_RESULT if chunk.sequence.request.params.logits_processors else NO_FINITE_LOGITS)
             elif NOTHING_LEFT in mine:
                 errors.setdefault(index, ALL_BANNED)
             tokens.append(mine[: accepted(chunk.drafts, mine) + 1] if chunk.drafts else mine)

@@ -27,7 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelSourceError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelSourceError(f"{path} is not valid JSON ({error}). Fetch it again.") from error
     if not isinstance(value, dict):
         raise ModelSourceError(f"{path} holds a JSON {type(value).__name__}, not an object. Fetch it again.")

@@ -39,8 +39,11 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None
     ) -> str:
         """The prompt's text. Raises RequestError: malformed messages, or messages that the template refuses."""
-        plain = [_checked(index, message) for index, message in enumerate(_checked_list(messages))]
-        plain_tools = None if tools is None else [_checked_tool(index, tool) for index, tool in enumerate(tools)]
+        try:
+            plain = [_checked(index, message) for index, message in enumerate(_checked_list(messages))]
+            plain_tools = None if tools is None else [_checked_tool(index, tool) for index, tool in enumerate(_checked_tools(tools))]
+        except RecursionError:
+            raise RequestError("messages or tools are nested too deeply, or hold themselves", field="messages") from None
         template = self._compiled
         if "tool_calls" not in self._words:
             plain = calls_as_text(plain)
@@ -155,6 +158,12 @@ def _text_of(content: object, where: str) -> str:
             )
         texts.append(part["text"])
     return "".join(texts)
+
+
+def _checked_tools(tools: object) -> Sequence[object]:
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise RequestError(f"tools must be a list of JSON schema objects, not {type(tools).__name__}", field="tools")
+    return tools
 
 
 def _checked_tool(index: int, tool: object) -> Any:

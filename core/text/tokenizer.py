@@ -138,7 +138,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelSourceError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelSourceError(f"{file} must hold a JSON object, not {type(content).__name__}")
@@ -169,9 +169,12 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], s
 def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> tuple[int, ...]:
     """All ids that end an output: generation_config.json knows best, then config.json, then the tokenizer."""
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(path / name).get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        given = _read_json(path / name).get("eos_token_id")
+        if given is not None:
+            ids = given if isinstance(given, list) else [given]
+            if not all(type(token_id) is int for token_id in ids):
+                raise ModelSourceError(f"{path / name}: eos_token_id must be a token id or a list of them, not {given!r:.60}")
+            return tuple(ids)
     token_id = backend.token_to_id(special_tokens.get("eos_token", ""))
     return () if token_id is None else (token_id,)
 

@@ -17,14 +17,14 @@ from octavo.core.assembly import BuiltEngine, build_engine, load_model
 from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.engine import Engine
 from octavo.core.engine_loop import EngineLoop
-from octavo.core.errors import EngineError
+from octavo.core.errors import EngineError, RequestError
 from octavo.core.outputs import RequestOutput
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.settings.config import load_config
 from octavo.core.settings.flat import from_flat
 from octavo.mailbox import Mailbox
-from octavo.prompts import Messages, Prompt, PromptReader, ReadyPrompt
+from octavo.prompts import ABOUT, Messages, Prompt, PromptReader, ReadyPrompt
 
 LONG_TEXT = 20_000  # characters; tokenizing more is done in a thread, where it holds nobody up
 
@@ -79,7 +79,7 @@ class AsyncLLM:
         has stopped.
         """
         ready = await self._read(self.prompts.prompt, prompt, len(prompt) if isinstance(prompt, str) else 0)
-        params = sampling_params or self.built.default_params(len(ready.token_ids), max_tokens=16)
+        params = self.built.default_params(len(ready.token_ids), max_tokens=16) if sampling_params is None else sampling_params
         async for output in self.run(ready, params, request_id=request_id, stream=stream, **about):
             yield output
 
@@ -94,9 +94,9 @@ class AsyncLLM:
         **about: Any,
     ) -> AsyncGenerator[RequestOutput]:
         """Answer a conversation through the model's chat template; otherwise as `generate`."""
-        size = sum(len(str(message)) for message in messages)
+        size = sum(len(str(message)) for message in messages) if isinstance(messages, Sequence) else 0  # else refused
         ready = await self._read(lambda given: self.prompts.conversation(given, tools), messages, size)
-        params = sampling_params or self.built.default_params(len(ready.token_ids), max_tokens=None)
+        params = self.built.default_params(len(ready.token_ids), max_tokens=None) if sampling_params is None else sampling_params
         async for output in self.run(ready, params, request_id=request_id, stream=stream, **about):
             yield output
 
@@ -114,6 +114,11 @@ class AsyncLLM:
         **about: Any,
     ) -> AsyncGenerator[RequestOutput]:
         """The same for a prompt that was made ready before; with BeamSearchParams, one whole answer even to `stream`."""
+        if not isinstance(params, SamplingParams | BeamSearchParams):
+            raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}", field="sampling_params")
+        for name in about:
+            if name not in ABOUT:
+                raise TypeError(f"unexpected keyword argument {name!r}")
         grammars = self.built.engine.grammars
         if isinstance(params, SamplingParams) and params.structured_outputs is not None and grammars is not None:
             await asyncio.to_thread(grammars.compile, params.structured_outputs)  # here it holds nobody up; the engine finds it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from octavo.core.outputs import RequestOutput
 
@@ -35,7 +36,8 @@ class Mailbox:
 
     def fail_from_engine(self, error: Exception) -> None:
         """The same, from the engine's thread."""
-        self._loop.call_soon_threadsafe(self.fail, error)
+        with suppress(RuntimeError):  # the event loop has ended, and nobody waits any more
+            self._loop.call_soon_threadsafe(self.fail, error)
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         while not self.finished:

@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo.core.assembly import LoadedModel
 from octavo.core.errors import RequestError
+from octavo.core.parameters import shown
 from octavo.core.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
@@ -20,6 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 ABOUT = ("priority", "class", "user")
 """What a request says of itself besides its prompt."""
+KEYS = ("prompt", "prompt_token_ids", *ABOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,10 @@ class PromptReader:
                 f"a prompt is text, or a mapping like {{'prompt_token_ids': [1, 2]}} for token ids, not {type(prompt).__name__}",
                 field="prompt",
             )
-        unknown = sorted(set(map(str, prompt)) - {"prompt", "prompt_token_ids", *ABOUT})
+        unknown = sorted(key if isinstance(key, str) else shown(key) for key in prompt if key not in KEYS)
         if unknown:
             hint = "; messages go to chat()" if "role" in prompt else ""
-            known = ", ".join(("prompt", "prompt_token_ids", *ABOUT))
-            raise RequestError(f"unknown key {unknown[0]!r} in a prompt; known: {known}{hint}", field=str(unknown[0]))
+            raise RequestError(f"unknown key {unknown[0]!r:.60} in a prompt; known: {', '.join(KEYS)}{hint}", field=unknown[0][:60])
         if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
             raise RequestError("a prompt's mapping needs exactly one of 'prompt' and 'prompt_token_ids'", field="prompt")
         about = {key: prompt[key] for key in ABOUT if key in prompt}
@@ -73,4 +74,4 @@ class PromptReader:
     ) -> ReadyPrompt:
         """A conversation through the model's chat template, which writes BOS itself."""
         text = self.tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        return ReadyPrompt(self.tokenizer.encode(text, add_special_tokens=False), text, {})
+        return ReadyPrompt(self.tokenizer.encode(text, add_special_tokens=False, field="messages"), text, {})

@@ -224,10 +224,20 @@ def _raises(output: list[int], logits: torch.Tensor) -> torch.Tensor:
     raise ValueError("no such token")
 
 
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _raises_unprintable(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    raise _Unprintable
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (_raises, "logits_processors[0] raised ValueError: no such token"),
+        (_raises_unprintable, "logits_processors[0] raised"),
         (
             lambda o, x: x[:-1],
             "logits_processors[0] returned shape (59,), torch.float32 on cpu: must return shape (60,), torch.float32 on cpu",
@@ -236,8 +246,9 @@ def _raises(output: list[int], logits: torch.Tensor) -> torch.Tensor:
         (lambda o, x: x.half(), "logits_processors[0] returned shape (60,), torch.float16 on cpu: must return shape (60,), torch.float32"),
         (lambda o, x: None, "logits_processors[0] returned NoneType: must return the logits, a tensor"),
         (lambda o, x: x.tolist(), "logits_processors[0] returned list: must return the logits, a tensor"),
+        (lambda o, x: x.to_sparse(), "logits_processors[0] returned a sparse or nested tensor: must return a dense one"),
     ],
-    ids=["raises", "shorter", "batched", "half", "nothing", "list"],
+    ids=["raises", "raises what cannot be printed", "shorter", "batched", "half", "nothing", "list", "sparse"],
 )
 def test_a_function_that_misbehaves_is_an_error_of_its_row(function: Callable[..., Any], message: str) -> None:
     """In words that say which function and what it did; the neighbours' logits are as without it."""

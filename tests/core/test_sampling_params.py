@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.errors import RequestError
 from octavo.core.parameters import LARGEST, allowed
 from octavo.core.sampling_params import FIELDS, SamplingParams, validate_for
+from octavo.core.structured_outputs import StructuredOutputsParams
 
 NAN, INF = float("nan"), float("inf")
 
@@ -81,6 +83,22 @@ def test_an_unlike_name_lists_the_known_ones() -> None:
     """Nothing near: all names."""
     with pytest.raises(RequestError, match=r"^unknown sampling parameter zzz: known are n, temperature, .*known_output_len$"):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
+
+
+class _Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("value", [10**5000, [10**5000], _Unprintable()], ids=["integer", "list", "object"])
+@pytest.mark.parametrize("params", [SamplingParams, BeamSearchParams, StructuredOutputsParams])
+def test_a_value_that_cannot_be_written_out_is_refused_too(params: Any, value: Any) -> None:
+    """Python writes no integer of more than 4,300 digits: the refusal is ours all the same, and names the field."""
+    fields = {StructuredOutputsParams: ("regex", "choice")}.get(params, ("max_tokens", "stop_token_ids"))
+    for field in fields:
+        with pytest.raises(RequestError, match="that cannot be shown>") as raised:
+            params(**{field: value} | ({"beam_width": 2} if params is BeamSearchParams else {}))
+        assert raised.value.field == ("structured_outputs" if params is StructuredOutputsParams else field)
 
 
 def test_positional_arguments_are_named_in_errors_too() -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.async_llm import AsyncLLM
+from octavo.core.engine import Engine
 from octavo.core.errors import EngineError, RequestError
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.mailbox import joined
+from octavo.mailbox import Mailbox, joined
 from tests.llm.conftest import SETTINGS
 from tests.models import PROMPTS
 
@@ -102,6 +103,56 @@ def test_a_bad_request_fails_alone(opened: Any) -> None:
             assert isinstance(answer, tuple) and len(answer[0]) == 12
 
     run(test())
+
+
+def test_what_is_no_request_is_refused(opened: Any) -> None:
+    """As by `LLM`: wrong types, and arguments that nobody knows, which might be misspelt ones."""
+    ids = {"prompt_token_ids": [1, 2, 3]}
+
+    async def test() -> None:
+        async with opened() as served:
+            for params in ({}, {"temperature": 0}, 5):
+                with pytest.raises(RequestError, match=r"^sampling_params must be SamplingParams, not "):
+                    await whole(served.generate(ids, params))
+            with pytest.raises(RequestError, match=r"^messages must be a list of messages, not NoneType$"):
+                await whole(served.chat(None))
+            for request_id in ([], 5):
+                with pytest.raises(RequestError, match=r"^request_id must be text, not "):
+                    await whole(served.generate(ids, GREEDY, request_id=request_id))
+            with pytest.raises(TypeError, match=r"^unexpected keyword argument 'prioritee'$"):
+                await whole(served.generate(ids, GREEDY, prioritee=1))
+            assert len((await whole(served.generate(ids, GREEDY)))[0]) == 12
+
+    run(test())
+
+
+def test_an_event_loop_that_ended_without_a_close(folder: Path) -> None:
+    """Nobody listens any more: the engine's thread finishes its work, instead of dying of it."""
+    ended = threading.Event()
+
+    async def begin() -> AsyncLLM:
+        served = AsyncLLM(model=folder, num_kv_slots=1024, **SETTINGS)
+        mailbox = Mailbox(served._event_loop())
+
+        def add(engine: Engine) -> None:
+            ended.wait(BOUND)
+            served._mailboxes[engine.add_request([1, 2, 3], GREEDY, stream=True).id] = mailbox
+
+        served.engine_loop.post(add)
+        return served
+
+    served = asyncio.run(begin())
+    ended.set()
+    asyncio.run(asyncio.wait_for(asyncio.to_thread(_wait_until_idle, served), BOUND))
+    assert served.engine_loop.alive
+    assert served.engine_loop.stop(BOUND)
+    served.built.engine.close()
+
+
+def _wait_until_idle(served: AsyncLLM) -> None:
+    done = threading.Event()
+    while served.engine_loop.alive and not done.wait(0.01):
+        served.engine_loop.post(lambda engine: None if engine.has_work else done.set())
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -132,6 +132,9 @@ def test_priority_user_and_class_for_all_and_for_each(new_llm: Callable[..., LLM
         (["a", "b" * 120], "prompt 1: 120 prompt tokens + max_tokens 12 = 132 exceed max_model_len 128: ask for at most 8"),
         ({"prompt": "a", "priority": "high"}, "priority must be a whole number, not 'high'"),
         ({"prompt": "a", "user": 5}, "user must be text, not 5"),
+        ({"prompt": "a", "priority": 10**5000}, "priority must be between -2147483647 and 2147483647, not <int that cannot be shown>"),
+        ({"prompt": "a", 10**5000: 1}, "unknown key '<int that cannot be shown>' in a prompt"),
+        ({"prompt_token_ids": [10**5000]}, "prompt token id <int that cannot be shown> is outside the vocabulary"),
         ("a\ud800", "prompt holds half a surrogate pair, U+D800, at character 1"),
     ],
 )
@@ -410,6 +413,26 @@ def test_answers_of_refused_and_abandoned_calls_are_not_kept(llm: LLM) -> None:
     next(stream)
     stream.close()
     assert not llm.engine.requests and not llm.engine.has_work
+
+
+def test_a_step_within_a_step_is_refused(llm: LLM) -> None:
+    """A user's function that steps the engine fails its own request, rather than undo the step that it is part of for ever."""
+
+    def steps(output: list[int], logits: Any) -> Any:
+        llm.engine.step()
+        return logits
+
+    params = [GREEDY, replace(GREEDY, logits_processors=(steps,))]
+    plain, stepping = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert plain.outputs[0].finish_reason == "length"
+    assert "a step runs already" in (stepping.outputs[0].error or "")
+
+
+def test_what_a_users_function_spoils_is_not_the_models_fault(llm: LLM) -> None:
+    """NaN out of a logits processor is told as such."""
+    params = replace(GREEDY, logits_processors=(lambda output, logits: logits.fill_(float("nan")),))
+    (answer,) = llm.generate("a", params, use_tqdm=False)
+    assert answer.outputs[0].error == "logits_processors returned NaN or infinity, or the model gave it: no token can be chosen"
 
 
 def test_a_step_from_outside_does_not_make_a_stream_wait_for_ever(llm: LLM) -> None:

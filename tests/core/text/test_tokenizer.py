@@ -248,6 +248,15 @@ def test_eos_ids_come_from_whoever_knows_best(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(tmp_path).eos_token_ids == (3,)
 
 
+@pytest.mark.parametrize("given", ["abc", "5", 2.5, True, float("inf"), {}, [1, "x"], [[1]], [1, None]])
+def test_eos_ids_that_are_none(tmp_path: Path, given: Any) -> None:
+    """Named with their file when the model is read, not a surprise when an engine is built."""
+    make_folder(tmp_path)
+    write(tmp_path, "generation_config.json", {"eos_token_id": given})
+    with pytest.raises(ModelSourceError, match=r"generation_config\.json: eos_token_id must be a token id or a list of them, not "):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     """A prompt is never cut in silence."""
     make_folder(tmp_path)
@@ -308,6 +317,18 @@ def test_a_tool_must_be_a_schema(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=CHATML))
     with pytest.raises(RequestError, match=r"^tools\[0\] must be a JSON schema object, not str$"):
         tokenizer.render_chat([USER], tools=["add"])  # type: ignore[list-item]
+    for tools, kind in ((5, "int"), ({"type": "function"}, "dict")):
+        with pytest.raises(RequestError, match=f"^tools must be a list of JSON schema objects, not {kind}$"):
+            tokenizer.render_chat([USER], tools=tools)  # type: ignore[arg-type]
+
+
+def test_messages_that_hold_themselves(tmp_path: Path) -> None:
+    """Or are nested so deeply that it comes to the same."""
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=CHATML))
+    message: dict[str, Any] = dict(USER)
+    message["extra"] = message
+    with pytest.raises(RequestError, match=r"^messages or tools are nested too deeply, or hold themselves$"):
+        tokenizer.render_chat([message])
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
@@ -359,6 +380,9 @@ def test_unreadable_folders(tmp_path: Path) -> None:
     make_folder(tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelSourceError, match=r"config\.json is not valid JSON: "):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(ModelSourceError, match=r"config\.json is not valid JSON: maximum recursion depth"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ModelSourceError, match=r"config\.json must hold a JSON object, not list"):
