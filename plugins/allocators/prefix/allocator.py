@@ -1,7 +1,7 @@
 """Prefix caching: a paged allocator whose full blocks can be found by what they hold, as long as nobody needs their room.
 
-A prompt's longest cached prefix is shared instead of computed. Blocks are entered when they are committed, never before, outputs too;
-they outlive their sequence until they are evicted. Beside the paged allocator and not under it: its books are left as they are.
+A prompt's longest cached prefix is shared instead of computed. Blocks are entered once they are committed, never before, outputs too,
+those of a step together; they outlive their sequence until they are evicted. Beside the paged allocator and not under it: its books are left as they are.
 Must not know: schedulers, tensors, how a block is hashed, which one is evicted.
 """
 
@@ -48,15 +48,16 @@ class PrefixAllocator(Allocator):
 
     def __init__(self, *, capacity: int, block_size: int, hashing: Hashing, eviction: str = "lru", host_capacity: int = 0) -> None:
         super().__init__()
-        self._cache = PrefixCache(capacity // block_size, eviction=eviction, tell=self._tell)
+        self._cache = PrefixCache(capacity // block_size, eviction=eviction, tell=self._tell, look=self._enter_full)
         self._paged = PagedAllocator(
-            capacity=capacity, block_size=block_size, host_capacity=host_capacity, shelf=self._cache, on_full=self._enter, name="prefix"
+            capacity=capacity, block_size=block_size, host_capacity=host_capacity, shelf=self._cache, on_full=self._fill, name="prefix"
         )
         self.block_size = block_size
         self.capacity = self._paged.capacity
         self.host_capacity = self._paged.host_capacity
         self._digest, self._compare = hashing.digest, hashing.compare
         self._width = block_size * BYTES_PER_TOKEN
+        self._full: list[tuple[Sequence, Seq[int], int]] = []  # blocks that are full and not entered yet, at most one step's
         self._chains: dict[Sequence, Chain] = {}  # of open sequences
         self._away: WeakKeyDictionary[Sequence, Chain] = WeakKeyDictionary()  # of those that wait or are suspended
         self._uncounted = set[Sequence]()  # open ones that are not in the statistics yet
@@ -74,6 +75,7 @@ class PrefixAllocator(Allocator):
 
     def open(self, sequence: Sequence) -> int:
         """Share the blocks of the longest cached prefix. One token at least is left to compute: its logits are wanted."""
+        self._enter_full()
         chain = self._chain_of(sequence)
         chain.ended = False
         found: list[Entry] = []
@@ -123,6 +125,17 @@ class PrefixAllocator(Allocator):
         """As paged, which tells of blocks that are full from now on: from now on they can be found."""
         self._paged.commit(sequence, num_tokens)
 
+    def _fill(self, sequence: Sequence, blocks: Seq[int], num_full: int) -> None:
+        """Blocks are full. They are entered with those of the other rows of the step, which costs half of one at a time."""
+        self._full.append((sequence, blocks, num_full))
+
+    def _enter_full(self) -> None:
+        """Before the next plan, and before anybody looks or a block changes hands."""
+        if self._full:
+            full, self._full = self._full, []
+            for sequence, blocks, num_full in full:
+                self._enter(sequence, blocks, num_full)
+
     def _enter(self, sequence: Sequence, blocks: Seq[int], num_full: int) -> None:
         """Enter the first `num_full` blocks: from where the last call ended, or from the first if that was forgotten since."""
         chain = self._chains[sequence]
@@ -149,6 +162,7 @@ class PrefixAllocator(Allocator):
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Share the blocks of the first `num_tokens` positions, which must be committed, and their keys."""
+        self._enter_full()
         self._paged.fork(parent, child, num_tokens)
         source, chain, full = self._chains[parent], self._chain_of(child), num_tokens // self.block_size
         if len(chain.keys) < full:
@@ -161,6 +175,7 @@ class PrefixAllocator(Allocator):
 
     def close(self, sequence: Sequence) -> None:
         """Full blocks stay reusable, the last one the first to go."""
+        self._enter_full()
         self._count(sequence)
         self._paged.close(sequence)
         self._uncounted.discard(sequence)
@@ -172,6 +187,7 @@ class PrefixAllocator(Allocator):
 
     def suspend(self, sequences: list[Sequence]) -> bool:
         """As paged; the blocks in the pool stay reusable as if these were closed."""
+        self._enter_full()
         for sequence in sequences:
             self._count(sequence)
         if not self._paged.suspend(sequences):
@@ -210,6 +226,7 @@ class PrefixAllocator(Allocator):
 
     def reset(self) -> None:
         """Nothing that was computed so far is found any more; unused blocks are free."""
+        self._enter_full()
         self._cache.clear()
         self._paged.reset()
         for chain in (*self._chains.values(), *self._away.values()):
@@ -228,6 +245,7 @@ class PrefixAllocator(Allocator):
 
     def stats(self) -> KVStats:
         """Hits are counted when a request first runs, not when it comes back from a preemption."""
+        self._enter_full()
         for sequence in list(self._uncounted):
             self._count(sequence)
         inner = self._paged.stats()
@@ -245,6 +263,7 @@ class PrefixAllocator(Allocator):
 
     def explain(self, request: Request) -> str:
         """Where and why the cached prefix of this prompt ends."""
+        self._enter_full()
         return explain(request, self._cache, block_size=self.block_size, digest=self._digest)
 
     @property
@@ -261,6 +280,7 @@ class PrefixAllocator(Allocator):
 
     def drain_transfers(self) -> list[Transfer]:
         """As paged."""
+        self._enter_full()
         return self._paged.drain_transfers()
 
     def requeue(self, transfers: tuple[Transfer, ...]) -> None:
@@ -269,10 +289,12 @@ class PrefixAllocator(Allocator):
 
     def drain_events(self) -> list[BlockEvent]:
         """As paged, with what can be found and what was forgotten."""
+        self._enter_full()
         return self._paged.drain_events()
 
     def check(self) -> None:
         """The paged books, the tree of entries, and that each block in use is found only by what it holds."""
+        self._enter_full()
         self._paged.check()
         live = set[int]()
         for sequence, chain in self._chains.items():

@@ -55,7 +55,7 @@ class PrefixCache(Shelf):
     `recent` remembers the keys that were evicted last, as many as the pool has blocks, to explain a miss.
     """
 
-    def __init__(self, num_blocks: int, *, eviction: str, tell: Tell) -> None:
+    def __init__(self, num_blocks: int, *, eviction: str, tell: Tell, look: Callable[[], None] = lambda: None) -> None:
         self.entries: dict[bytes, Entry] = {}
         self.recent: dict[bytes, None] = {}
         self.evictions = 0
@@ -63,6 +63,7 @@ class PrefixCache(Shelf):
         self._by_block: list[Entry | None] = [None] * num_blocks
         self._priority = POLICIES[eviction]
         self._tell = tell
+        self._look = look  # what is about to be entered comes first
         self._queue: list[tuple[tuple[int, ...], int, Entry]] = []  # shelved leaves are in it; others may be
         self._num_shelved = 0
         self._orphans: list[int] = []  # kept blocks that cannot be found any more
@@ -110,6 +111,7 @@ class PrefixCache(Shelf):
 
     def overwrite(self, block: int) -> None:
         """Its one holder is about to write something else into it."""
+        self._look()
         entry = self._by_block[block]
         if entry is not None:
             self._forget(entry)
