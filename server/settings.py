@@ -26,6 +26,9 @@ class ServerSettings(PluginOptions):
     max_timeout_s: Seconds | None = Field(None, description="most seconds that a request may ask for")
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds that running requests get to finish after SIGTERM")
     step_timeout_s: Seconds | None = Field(120.0, description="a step that takes longer ends the process; None: never")
+    client_timeout_s: Seconds | None = Field(
+        60.0, description="a client that takes longer to send its request, or to read on in its answer, is hung up on; None: never"
+    )
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="largest body of a request")
     on_death: Literal["exit", "stay"] = Field("exit", description="what the process does when the engine cannot go on")
     metrics_prefix: Literal["octavo", "vllm"] = Field("octavo", description="what the names of metrics begin with")
