@@ -25,7 +25,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.async_llm import AsyncLLM
 from octavo.core.engine_loop import MOST_FAILURES
-from octavo.core.errors import ConfigError, OutOfMemoryError
+from octavo.core.errors import ConfigError, EngineStuckError, OutOfMemoryError
 from octavo.core.plan import BatchPlan
 from octavo.core.text.detokenizer import IncrementalDetokenizer
 from octavo.server import lifecycle
@@ -204,16 +204,20 @@ def test_whoever_waits_hears_of_the_death(new_site: NewSite) -> None:
     """Requests in the middle of their answers: an error event, or 503, none is left waiting (fault 43)."""
     site = new_site(on_death="stay")
     gate = Gate(site.llm)
+
+    def stuck(now: float) -> BatchPlan:
+        raise EngineStuckError("nothing can be planned")
+
     with ThreadPoolExecutor(2) as pool:
         with site.gathering(2):
             whole, stream = pool.submit(site.complete, max_tokens=50), pool.submit(streamed, site, max_tokens=50)
         gate.let(4)
         site.until(lambda: len(gate.plans) == 5)
-        site.llm.engine_loop.post(lambda engine: 1 / 0)  # type: ignore[arg-type, return-value]
+        site.llm.built.engine.scheduler.schedule = stuck  # type: ignore[method-assign]
         gate.open()
         assert whole.result().status_code == 503
         lines = stream.result()
-    assert "the engine has stopped: division by zero" in lines[-2] and lines[-1] == "[DONE]"
+    assert "the engine has stopped: nothing can be planned" in lines[-2] and lines[-1] == "[DONE]"
     site.signal()
     assert site.ended() == 0
 
