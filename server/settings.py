@@ -5,13 +5,21 @@ Must not know: FastAPI, engines.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from octavo.core.options import PluginOptions
 
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _one_or_more(value: Any) -> Any:
+    """Files and the environment write lists; one alone needs no brackets."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Strings = Annotated[tuple[str, ...], BeforeValidator(_one_or_more, json_schema_input_type=str | list[str])]
 
 
 class ServerSettings(PluginOptions):
@@ -19,9 +27,9 @@ class ServerSettings(PluginOptions):
 
     host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0: all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen at; 0: any free one")
-    api_key: tuple[str, ...] = Field((), description="keys that callers must bring as bearer tokens; none: everybody may call")
+    api_key: Strings = Field((), description="keys that callers must bring as bearer tokens; none: everybody may call")
     classes_by_key: dict[str, str] = Field({}, description="the class of requests by the caller's API key; others are of class default")
-    served_model_name: tuple[str, ...] = Field((), description="names that requests may use for the model; none: the model's own")
+    served_model_name: Strings = Field((), description="names that requests may use for the model; none: the model's own")
     timeout_s: Seconds | None = Field(None, description="most seconds of a request that asks for no timeout of its own")
     max_timeout_s: Seconds | None = Field(None, description="most seconds that a request may ask for")
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds that running requests get to finish after SIGTERM")

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from octavo import cli
+from octavo.core.registry import Registry
+from octavo.core.settings.config import load_config
 from octavo.server import lifecycle, logs
 from octavo.server.served import Served
+from octavo.server.settings import ServerSettings
 from tests.models import tiny
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -69,6 +72,18 @@ def test_a_config_file_has_a_table_for_the_server(serve: Serve, tmp_path: Path) 
     file.write_text(f'[model]\nsource = "{LLAMA}"\n[engine]\nmax_model_len = 64\n[server]\ntimeout_s = 5.0\ndrain_timeout_s = 7.0\n')
     settings = serve("--config", str(file), "--drain-timeout-s", "9").settings
     assert (settings.timeout_s, settings.drain_timeout_s) == (5.0, 9.0)
+
+
+@pytest.mark.parametrize(("written", "keys"), [('["one", "two"]', ("one", "two")), ('"one"', ("one",)), ("[]", ())])
+def test_keys_from_a_file_and_the_environment(written: str, keys: tuple[str, ...], tmp_path: Path) -> None:
+    """Lists, as TOML has them; one alone needs no brackets. A key belongs on no command line, which everybody can read."""
+    file = tmp_path / "octavo.toml"
+    file.write_text(f"[server]\napi_key = {written}\n")
+    registry = Registry.discover()
+    read: Any = load_config(registry, file=file, environ={}, server=ServerSettings)
+    assert read.server.api_key == keys
+    read = load_config(registry, environ={"OCTAVO_SET_SERVER__API_KEY": written}, server=ServerSettings)
+    assert read.server.api_key == keys
 
 
 def test_a_setting_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
