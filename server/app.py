@@ -12,6 +12,7 @@ from octavo.server import debug, document, errors, health, load, metrics
 from octavo.server.access_log import AccessLines
 from octavo.server.activity import Activity
 from octavo.server.body_limit import BodyLimit
+from octavo.server.last_resort import LastResort
 from octavo.server.openai import chat, completions, models, tokens
 from octavo.server.served import Served
 
@@ -27,6 +28,7 @@ def create_app(here: Served) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     document.complete(app)
+    app.add_middleware(LastResort)
     app.add_middleware(Activity, here=here)
     app.add_middleware(BodyLimit, limit=here.settings.max_body_bytes)
     app.add_middleware(AccessLines, log=here.access_log)

@@ -17,6 +17,7 @@ import uvicorn
 
 from octavo.core.errors import ConfigError
 from octavo.server.app import create_app
+from octavo.server.connections import BoundedProtocol, close_overdue
 from octavo.server.served import Served
 
 logger = logging.getLogger("octavo.server")
@@ -41,7 +42,8 @@ class Lifecycle:
         here = self._here
         self._loop = asyncio.get_running_loop()
         here.llm.on_death = self._engine_died
-        self._spawn(self._watch())
+        self._spawn(self._watch_steps())
+        self._spawn(self._watch_connections())
         try:
             await self._server.serve([listener])
         finally:
@@ -94,7 +96,7 @@ class Lifecycle:
         await asyncio.sleep(LINGER_S)
         self._server.should_exit = True
 
-    async def _watch(self) -> None:
+    async def _watch_steps(self) -> None:
         """A step that takes longer than `step_timeout_s` will not come back: tell everybody and leave."""
         here, limit = self._here, self._here.settings.step_timeout_s
         while limit is not None:
@@ -108,6 +110,14 @@ class Lifecycle:
                 logging.shutdown()
                 os._exit(1)  # the engine's thread hangs: nothing can end it
 
+    async def _watch_connections(self) -> None:
+        """Clients that neither send nor read on are not waited for without end."""
+        limit, loop = self._here.settings.client_timeout_s, asyncio.get_running_loop()
+        while limit is not None:
+            await asyncio.sleep(min(1.0, limit / 4))
+            if closed := close_overdue(self._server.server_state.connections, now=loop.time(), limit_s=limit):
+                logger.warning("%d connections were closed: their clients kept the server waiting for %g s", closed, limit)
+
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -120,7 +130,14 @@ class _Server(uvicorn.Server):
     def __init__(self, lifecycle: Lifecycle, here: Served) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(here), lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=5, server_header=False
+                create_app(here),
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=5,
+                server_header=False,
             )
         )
         self._lifecycle = lifecycle

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TextIO
 
+from octavo.core.errors import ConfigError
 from octavo.server.settings import ServerSettings
 
 
@@ -54,8 +55,8 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up(settings: ServerSettings) -> None:
-    """Send the logs of Octavo and uvicorn where the settings say. Raises OSError if the file cannot be opened."""
-    stream = open(settings.log_file, "a", encoding="utf-8") if settings.log_file else sys.stderr  # noqa: SIM115
+    """Send the logs of Octavo and uvicorn where the settings say. Raises ConfigError if the file cannot be opened."""
+    stream = _opened(settings.log_file) if settings.log_file else sys.stderr
     handler = DroppingHandler(stream)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     for name in ("octavo", "uvicorn"):
@@ -63,3 +64,10 @@ def set_up(settings: ServerSettings) -> None:
         logger.handlers[:] = [handler]
         logger.setLevel(logging.INFO)
         logger.propagate = False
+
+
+def _opened(path: str) -> TextIO:
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"server.log_file: {path!r} cannot be written: {error}") from error

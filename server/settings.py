@@ -5,13 +5,21 @@ Must not know: FastAPI, engines.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from octavo.core.options import PluginOptions
 
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _one_or_more(value: Any) -> Any:
+    """Files and the environment write lists; one alone needs no brackets."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Strings = Annotated[tuple[str, ...], BeforeValidator(_one_or_more, json_schema_input_type=str | list[str])]
 
 
 class ServerSettings(PluginOptions):
@@ -19,13 +27,16 @@ class ServerSettings(PluginOptions):
 
     host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0: all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen at; 0: any free one")
-    api_key: tuple[str, ...] = Field((), description="keys that callers must bring as bearer tokens; none: everybody may call")
+    api_key: Strings = Field((), description="keys that callers must bring as bearer tokens; none: everybody may call")
     classes_by_key: dict[str, str] = Field({}, description="the class of requests by the caller's API key; others are of class default")
-    served_model_name: tuple[str, ...] = Field((), description="names that requests may use for the model; none: the model's own")
+    served_model_name: Strings = Field((), description="names that requests may use for the model; none: the model's own")
     timeout_s: Seconds | None = Field(None, description="most seconds of a request that asks for no timeout of its own")
     max_timeout_s: Seconds | None = Field(None, description="most seconds that a request may ask for")
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds that running requests get to finish after SIGTERM")
     step_timeout_s: Seconds | None = Field(120.0, description="a step that takes longer ends the process; None: never")
+    client_timeout_s: Seconds | None = Field(
+        60.0, description="a client that takes longer to send its request, or to read on in its answer, is hung up on; None: never"
+    )
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="largest body of a request")
     on_death: Literal["exit", "stay"] = Field("exit", description="what the process does when the engine cannot go on")
     metrics_prefix: Literal["octavo", "vllm"] = Field("octavo", description="what the names of metrics begin with")

@@ -21,6 +21,7 @@ SERVER_FLAGS: dict[str, Any] = {
     "max_timeout_s": float,
     "drain_timeout_s": float,
     "step_timeout_s": float,
+    "client_timeout_s": float,
     "max_body_bytes": int,
     "on_death": str,
     "metrics_prefix": str,

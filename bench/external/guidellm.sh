@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# guidellm against a running server: bench/external/guidellm.sh URL TOKENIZER [MORE ARGUMENTS]
+#
+#   octavo serve smollm2-135m &
+#   bench/external/guidellm.sh http://127.0.0.1:8000 ~/.cache/octavo/models/smollm2-135m
+#
+# TOKENIZER is a folder with the model's tokenizer files: guidellm makes prompts of a wanted length with it. guidellm goes into an environment
+# of its own, bench/external/.venv-guidellm (or $VENV). The report is printed, and lies as JSON and CSV in the folder named at the end.
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n 's/^# \{0,1\}//p' "$0" | sed 1d >&2; exit 2; }
+url=${1%/} tokenizer=$2
+shift 2
+here=$(cd "$(dirname "$0")" && pwd)
+venv=${VENV:-$here/.venv-guidellm}
+report=${REPORT:-$PWD/guidellm-report}
+
+if [ ! -x "$venv/bin/guidellm" ]; then
+    "${PYTHON:-python3}" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "guidellm${VERSION:+==$VERSION}"
+fi
+"$venv/bin/guidellm" --version
+mkdir -p "$report"
+HF_HUB_OFFLINE=1 "$venv/bin/guidellm" benchmark run \
+    --target "$url" \
+    --processor "$tokenizer" \
+    --data "${DATA:-prompt_tokens=64,output_tokens=32}" \
+    --profile "${PROFILE:-concurrent}" --rate "${RATE:-8}" \
+    --max-requests "${REQUESTS:-32}" \
+    --output-dir "$report" --outputs json --outputs csv "$@"
+echo "report: $report"
