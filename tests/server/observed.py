@@ -86,3 +86,12 @@ async def serving(folder: Path, *, server: dict[str, Any] | None = None, **setti
             running = Running(here, client)
             llm.built.engine.observers.add(running)
             yield running
+
+
+class Deadly(BaseException):
+    """No engine's thread survives it."""
+
+
+def die(engine: object) -> None:
+    """To be posted to an engine."""
+    raise Deadly("division by zero")

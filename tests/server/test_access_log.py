@@ -15,7 +15,7 @@ import pytest
 from octavo.core.errors import OutOfMemoryError
 from octavo.server.logs import JsonFormatter, TextFormatter
 from tests.models import tiny
-from tests.server.observed import run, serving
+from tests.server.observed import die, run, serving
 
 SECRET = "my password is swordfish"
 
@@ -166,7 +166,7 @@ def test_a_dead_engine_leaves_no_line_behind(folder: Path, logged: Callable[[], 
             while len(server.reports) < 3:
                 await asyncio.sleep(0.001)
             server.here.llm.on_death = lambda error: log.flush()
-            server.here.llm.engine_loop.post(lambda engine: 1 / 0)  # type: ignore[arg-type, return-value]
+            server.here.llm.engine_loop.post(die)
             await asyncio.gather(*streams)
             assert [line["status"] for line in lines(logged())] == [200, 200]
             assert not log._by_id and not log._waiting

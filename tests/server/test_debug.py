@@ -19,7 +19,7 @@ from octavo.server.debug import Flight, KVPool, free_runs
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.load import Load
 from tests.models import tiny
-from tests.server.observed import Running, run, serving
+from tests.server.observed import Running, die, run, serving
 
 ROUTES = [("GET", "/load"), ("GET", "/debug/kv"), ("GET", "/debug/flight"), ("POST", "/reset_prefix_cache")]
 
@@ -298,7 +298,7 @@ def test_the_death_of_the_engine_is_written_down(folder: Path, tmp_path: Path) -
             lifecycle = Lifecycle(server.here)
             server.here.llm.on_death = lifecycle._engine_died
             await server.complete([1, 2, 3])
-            server.here.llm.engine_loop.post(lambda engine: 1 / 0)  # type: ignore[arg-type, return-value]
+            server.here.llm.engine_loop.post(die)
             while server.here.status != "dead":
                 await asyncio.sleep(0.01)
             (file,) = tmp_path.iterdir()

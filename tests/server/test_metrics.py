@@ -12,7 +12,7 @@ import pytest
 from octavo.core.errors import OutOfMemoryError
 from octavo.server.tallies import Histogram, one_two_five
 from tests.models import tiny
-from tests.server.observed import Running, Samples, run, samples, serving, value
+from tests.server.observed import Running, Samples, die, run, samples, serving, value
 
 VLLM = {
     "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc",
@@ -218,7 +218,7 @@ def test_a_dead_engine_still_has_metrics(folder: Path) -> None:
     async def test() -> None:
         async with serving(folder) as server:
             await server.complete([1, 2, 3])
-            server.here.llm.engine_loop.post(lambda engine: 1 / 0)  # type: ignore[arg-type, return-value]
+            server.here.llm.engine_loop.post(die)
             while server.here.llm.engine_loop.alive:
                 await asyncio.sleep(0.01)
             found = await server.metrics()

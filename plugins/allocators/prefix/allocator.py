@@ -1,7 +1,8 @@
 """Prefix caching: a paged allocator whose full blocks can be found by what they hold, as long as nobody needs their room.
 
 A prompt's longest cached prefix is shared instead of computed. Blocks are entered once they are committed, never before, outputs too,
-those of a step together; they outlive their sequence until they are evicted. Beside the paged allocator and not under it: its books are left as they are.
+those of a step together; they outlive their sequence until they are evicted. Beside the paged allocator and not under it: its books are
+left as they are.
 Must not know: schedulers, tensors, how a block is hashed, which one is evicted.
 """
 
