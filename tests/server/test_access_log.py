@@ -163,7 +163,7 @@ def test_a_dead_engine_leaves_no_line_behind(folder: Path, logged: Callable[[], 
         async with serving(folder) as server:
             log = server.here.access_log
             streams = [asyncio.create_task(server.complete([1, i], max_tokens=100, stream=True)) for i in range(2)]
-            while len(server.reports) < 3:
+            while sum(report.num_rows == 2 for report in server.reports) < 5:  # both streams have begun
                 await asyncio.sleep(0.001)
             server.here.llm.on_death = lambda error: log.flush()
             server.here.llm.engine_loop.post(die)
