@@ -20,7 +20,7 @@ if [ ! -x "$venv/bin/aiperf" ]; then
 fi
 "$venv/bin/python" -m pip show aiperf | sed -n 's/^Version: /aiperf /p'
 mkdir -p "$report"
-HF_HUB_OFFLINE=1 "$venv/bin/aiperf" profile \
+"$venv/bin/aiperf" profile \
     --url "$url" --model "$model" --tokenizer "$tokenizer" \
     --endpoint-type "${ENDPOINT:-chat}" --streaming \
     --concurrency "${CONCURRENCY:-8}" --request-count "${REQUESTS:-32}" \

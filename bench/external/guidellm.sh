@@ -20,11 +20,12 @@ if [ ! -x "$venv/bin/guidellm" ]; then
 fi
 "$venv/bin/guidellm" --version
 mkdir -p "$report"
-HF_HUB_OFFLINE=1 "$venv/bin/guidellm" benchmark run \
-    --target "$url" \
-    --processor "$tokenizer" \
-    --data "${DATA:-prompt_tokens=64,output_tokens=32}" \
-    --profile "${PROFILE:-concurrent}" --rate "${RATE:-8}" \
-    --max-requests "${REQUESTS:-32}" \
-    --output-dir "$report" --outputs json --outputs csv "$@"
+HF_HUB_OFFLINE=1 "$venv/bin/guidellm" run \
+    --backend "kind=openai_http,target=$url" \
+    --tokenizer "kind=hf_auto,model=$tokenizer" \
+    --data "${DATA:-kind=synthetic_text,prompt_tokens=64,output_tokens=32}" \
+    --profile "${PROFILE:-kind=concurrent,streams=8}" \
+    --constraint "kind=max_requests,count=${REQUESTS:-32}" \
+    --output kind=console --output "kind=json,path=$report/guidellm.json" --output "kind=csv,path=$report/guidellm.csv" \
+    --disable-progress "$@"
 echo "report: $report"

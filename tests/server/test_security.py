@@ -1,0 +1,28 @@
+"""What docs/explanation/security.md promises of keys. The network is refused to a whole process in test_process.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from tests.server.conftest import NewClient, serve
+
+OPEN = {"/health", "/ready", "/version", "/metrics"}
+
+
+def test_every_other_route_wants_a_key(engine: AsyncLLM, new_http: NewClient) -> None:
+    """Whatever routes there are: those of probes and scrapers are open, all others are 401 without a valid key."""
+    app = serve(engine, api_key=("secret",))
+    http = new_http(app)
+    asked = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
+    assert ("POST", "/v1/completions") in asked and ("GET", "/debug/kv") in asked
+    for method, path in sorted(asked):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            status = http.request(method, path, headers=headers, json={} if method == "POST" else None).status_code
+            assert (status != 401) == (path in OPEN), f"{method} {path} with {headers}: {status}"
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/openapi.json"])
+def test_open_routes_are_open(engine: AsyncLLM, new_http: NewClient, path: str) -> None:
+    """Probes and scrapers bring no key."""
+    assert new_http(serve(engine, api_key=("secret",))).get(path).status_code == 200
