@@ -166,7 +166,8 @@ class _Loader:
         if fault["type"] == "missing":
             return str(fault["msg"])
         if fault["type"] != "extra_forbidden":
-            return f"{fault['msg']} (got {fault['input']!r:.60})"
+            secret = any("key" in str(part) for part in fault["loc"])  # an API key is not for a terminal or a log
+            return str(fault["msg"]) if secret else f"{fault['msg']} (got {fault['input']!r:.60})"
         name, top_level = str(fault["loc"][-1]), len(fault["loc"]) == 1
         owners = [
             plugin.name

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from octavo.async_llm import AsyncLLM
+from octavo.core.errors import InvalidOptionsError
+from octavo.core.registry import Registry
+from octavo.core.settings.config import load_config
+from octavo.server.settings import ServerSettings
 from tests.server.conftest import NewClient, serve
 
 OPEN = {"/health", "/ready", "/version", "/metrics"}
@@ -26,3 +30,11 @@ def test_every_other_route_wants_a_key(engine: AsyncLLM, new_http: NewClient) ->
 def test_open_routes_are_open(engine: AsyncLLM, new_http: NewClient, path: str) -> None:
     """Probes and scrapers bring no key."""
     assert new_http(serve(engine, api_key=("secret",))).get(path).status_code == 200
+
+
+def test_a_key_of_a_wrong_type_is_not_shown() -> None:
+    """The error names the setting and keeps the value to itself."""
+    with pytest.raises(InvalidOptionsError) as caught:
+        load_config(Registry.discover(environ={}), environ={}, overrides={"server": {"api_key": [["s3cret"]]}}, server=ServerSettings)
+    assert "server.api_key" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
