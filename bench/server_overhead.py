@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from octavo.bench.load.client import Record, run
 from octavo.bench.load.http1 import connect, post
@@ -37,17 +37,16 @@ class Offline:
     def __init__(self, args: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "octavo.bench.server_overhead", "--offline", "--model", args.model, "--slots", str(args.slots)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._asks, self._tells = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         self._read()
 
     def measure(self, prompts: Prompts) -> float:
         """Seconds for all of them."""
-        assert self._process.stdin is not None
-        print(json.dumps(prompts), file=self._process.stdin, flush=True)
+        print(json.dumps(prompts), file=self._asks, flush=True)
         return self._read()
 
     def _read(self) -> float:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._tells.readline()
         if not line:
             raise RuntimeError("the offline engine ended; what it said is above")
         return float(line)

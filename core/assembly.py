@@ -7,6 +7,7 @@ Must not know: any plugin by name.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ from octavo.core.plan_builder import Proposer
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduling import Scheduler
-from octavo.core.settings.config import EngineConfig
+from octavo.core.settings.config import EngineConfig, load_config
 from octavo.core.settings.engine import SpeculativeConfig
+from octavo.core.settings.flat import from_flat
 from octavo.core.settings.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
 from octavo.core.sources import ModelSource, resolve as resolve_source
 from octavo.core.speculation import PromptLookup
@@ -67,6 +69,17 @@ class BuiltEngine:
     def default_params(self, prompt_len: int, *, max_tokens: int | None) -> SamplingParams:
         """For a call without params and a prompt of that length; `max_tokens`: where the model's files do not say it."""
         return default_params(self.default_sampling, prompt_len=prompt_len, max_model_len=self.config.max_model_len, max_tokens=max_tokens)
+
+
+def open_engine(model: str | os.PathLike[str] | None = None, *, config: str | Path | None = None, **settings: Any) -> BuiltEngine:
+    """An engine from what a user writes: a model's name, a config file, and settings under their flat names, which override it.
+
+    Raises ConfigError and its children, ModelSourceError.
+    """
+    registry = Registry.discover()
+    overrides = from_flat(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **settings)
+    checked = load_config(registry, file=config, overrides=overrides)
+    return build_engine(registry, checked, load_model(registry, checked))
 
 
 def load_model(

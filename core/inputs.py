@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.core.arrays import Ints
 from octavo.core.attention import AttentionMetadata
 from octavo.core.errors import PluginContractError
 from octavo.core.kv import Allocator
 from octavo.core.plan import BatchPlan, Chunk
 from octavo.core.request import Sequence, Status
 from octavo.core.row_requests import num_draws
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

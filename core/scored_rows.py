@@ -9,11 +9,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from octavo.core.arrays import Ints
 from octavo.core.plan import Chunk
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

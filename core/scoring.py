@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from octavo.core.arrays import Ints
 from octavo.core.logprobs import LEAST, TokenLogprobs
 
 MAX_ROWS = 128
@@ -23,7 +23,6 @@ MAX_ROWS = 128
 take 74 MiB in fp32, and some 300 MiB more while the likeliest tokens are searched."""
 
 _LOW = 0xFFFFFFFF
-Ints = npt.NDArray[np.int64]
 
 
 class Scores(NamedTuple):

@@ -10,12 +10,13 @@ import math
 
 import torch
 
+from octavo.core.arrays import Ints
 from octavo.core.attention import Kernel
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner
 from octavo.core.grammar.masks import MaskThread
-from octavo.core.inputs import InputBuilder, Ints, StepInputs
+from octavo.core.inputs import InputBuilder, StepInputs
 from octavo.core.kv import Allocator
 from octavo.core.kv_tensors import KVTensors, fused
 from octavo.core.logits_processing import forbid

@@ -19,10 +19,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.arrays import Ints
 from octavo.core.grammar.notation import refused
 from octavo.core.text.tokenizer import Tokenizer
 
-Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.int32]
 
 

@@ -13,16 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from octavo.core.assembly import BuiltEngine, build_engine, load_model
+from octavo.core.assembly import BuiltEngine, open_engine
 from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.engine import Engine
 from octavo.core.engine_loop import EngineLoop
 from octavo.core.errors import EngineError, RequestError
 from octavo.core.outputs import RequestOutput
-from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.settings.config import load_config
-from octavo.core.settings.flat import from_flat
 from octavo.mailbox import Mailbox
 from octavo.prompts import ABOUT, Messages, Prompt, PromptReader, ReadyPrompt
 
@@ -36,10 +33,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, *, config: str | Path | None = None, **settings: Any) -> None:
-        registry = Registry.discover()
-        overrides = from_flat(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **settings)
-        checked = load_config(registry, file=config, overrides=overrides)
-        self._start(build_engine(registry, checked, load_model(registry, checked)))
+        self._start(open_engine(model, config=config, **settings))
 
     @classmethod
     def from_built(cls, built: BuiltEngine) -> Self:

@@ -16,15 +16,12 @@ from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
 
-from octavo.core.assembly import BuiltEngine, build_engine, load_model
+from octavo.core.assembly import BuiltEngine, open_engine
 from octavo.core.beam_search_params import BeamSearchParams
 from octavo.core.engine import Engine
 from octavo.core.errors import EngineError, RequestError
 from octavo.core.outputs import RequestOutput
-from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.settings.config import load_config
-from octavo.core.settings.flat import from_flat
 from octavo.core.turns import Turns
 from octavo.prompt_order import sending_order
 from octavo.prompts import Messages, Prompt, PromptReader, ReadyPrompt
@@ -45,10 +42,7 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, *, config: str | Path | None = None, **settings: Any) -> None:
-        registry = Registry.discover()
-        overrides = from_flat(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **settings)
-        checked = load_config(registry, file=config, overrides=overrides)
-        self._start(build_engine(registry, checked, load_model(registry, checked)))
+        self._start(open_engine(model, config=config, **settings))
 
     @classmethod
     def from_built(cls, built: BuiltEngine) -> Self:

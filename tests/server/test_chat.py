@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -91,9 +92,13 @@ def test_usage_comes_last_in_a_chunk_of_its_own(http: httpx2.Client) -> None:
 
 def test_usage_so_far(http: httpx2.Client) -> None:
     """In every chunk, growing to the last one's."""
-    chunks = stream(http, **GREEDY, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = stream(http, **GREEDY, stream_options=options, return_token_ids=True)
     made = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert made == sorted(made) and made[0] < 12 and made[-1] == 12  # pieces that wait for their reader are joined
+    assert made == sorted(made) and made[-1] == 12 and len(set(made)) > 2
+    pairs = zip(chunks, made, strict=True)
+    told = [(len(one["token_ids"]), usage) for chunk, usage in pairs for one in chunk["choices"] if one.get("token_ids") is not None]
+    assert list(itertools.accumulate(count for count, _ in told)) == [usage for _, usage in told]
 
 
 def test_n_samples_are_those_of_the_engine(http: httpx2.Client, offline: LLM) -> None:
