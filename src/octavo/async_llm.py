@@ -32,19 +32,23 @@ class AsyncLLM:
     Settings as for `LLM`. Raises ConfigError and its children, ModelSourceError.
     """
 
+    built: BuiltEngine
+
     def __init__(self, model: str | os.PathLike[str] | None = None, *, config: str | Path | None = None, **settings: Any) -> None:
-        self._start(open_engine(model, config=config, **settings))
+        self._start(lambda: open_engine(model, config=config, **settings))
 
     @classmethod
-    def from_built(cls, built: BuiltEngine) -> Self:
-        """Around an engine that was built elsewhere."""
+    def from_builder(cls, build: Callable[[], BuiltEngine]) -> Self:
+        """Around an engine that `build` makes; it is called in the engine's thread."""
         llm = cls.__new__(cls)
-        llm._start(built)
+        llm._start(build)
         return llm
 
-    def _start(self, built: BuiltEngine) -> None:
-        self.built = built
-        self.prompts = PromptReader(built.loaded)
+    def _start(self, build: Callable[[], BuiltEngine]) -> None:
+        def built_engine() -> Engine:
+            self.built = build()
+            return self.built.engine
+
         self.on_death: Callable[[BaseException], None] | None = None  # told in the event loop
         self.on_request: Callable[[str], None] | None = None  # told the id before the engine has the request, in the asker's context
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -52,8 +56,9 @@ class AsyncLLM:
         self._open: set[Mailbox] = set()  # all that somebody reads
         self._calls: set[asyncio.Future[Any]] = set()
         self._closed = False
-        self.engine_loop = EngineLoop(built.engine, deliver=self._deliver, died=self._died)
+        self.engine_loop = EngineLoop(built_engine, deliver=self._deliver, died=self._died)
         self.engine_loop.start()
+        self.prompts = PromptReader(self.built.loaded)
 
     # -------------------------------------------------------------------- answers
 

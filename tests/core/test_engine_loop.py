@@ -12,7 +12,7 @@ import pytest
 from octavo.core.clock import MonotonicClock
 from octavo.core.engine import Engine
 from octavo.core.engine_loop import MOST_FAILURES, EngineLoop
-from octavo.core.errors import EngineError, EngineStuckError
+from octavo.core.errors import ConfigError, EngineError, EngineStuckError
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.fake_model import VOCAB_SIZE
@@ -68,7 +68,7 @@ def start() -> Iterator[Start]:
             debug=True,
         )
         listener = Listener()
-        loop = EngineLoop(engine, deliver=listener.deliver, died=listener.died)
+        loop = EngineLoop(lambda: engine, deliver=listener.deliver, died=listener.died)
         loops.append(loop)
         loop.start()
         return loop, listener
@@ -204,3 +204,21 @@ def test_stop_gives_up_on_a_step_that_hangs(start: Start) -> None:
     assert began.wait(BOUND)
     assert loop.stop(0.05) is False
     release.set()
+
+
+def test_the_engine_is_built_in_its_thread() -> None:
+    """One thread does all of an engine's tensor work: OpenMP makes a team of workers for each thread that computes."""
+    threads: list[str] = []
+
+    def build() -> Engine:
+        threads.append(threading.current_thread().name)
+        raise ConfigError("no such model")
+
+    loop = EngineLoop(build, deliver=lambda _: None, died=lambda _: None)
+    with pytest.raises(ConfigError, match="no such model"):
+        loop.start()
+    assert threads == ["octavo-engine"]
+    assert not loop.alive
+    with pytest.raises(EngineError, match="no such model"):
+        loop.post(lambda _: None)
+    assert loop.stop(BOUND)

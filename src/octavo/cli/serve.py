@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.server.served import Served
 
     with listener:
-        llm = AsyncLLM.from_built(build_engine(registry, config, load_model(registry, config, report=say), report=say))
+        llm = AsyncLLM.from_builder(lambda: build_engine(registry, config, load_model(registry, config, report=say), report=say))
         here = Served(llm, settings, settings.served_model_name or (config.source,))
         host, port = listener.getsockname()[:2]
         say(f"serving {here.model_names[0]} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")

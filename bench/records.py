@@ -1,0 +1,38 @@
+"""`RequestRecord`: what one request of a run saw. Metrics and reports are computed from these and the step log alone.
+
+Must not know: who sent it, how, and what is made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """One request, answered or not. Times are seconds after the run's start."""
+
+    index: int  # in the work
+    num_prompt_tokens: int
+    max_tokens: int  # what was asked for
+    due: float  # when it should have been sent
+    sent: float
+    ended: float
+    class_name: str = "default"
+    token_times: list[float] = field(default_factory=list)  # of each output token, when its reader had it; together means equal
+    first_scheduled: float | None = None  # None: unknown, as over HTTP, or never
+    finish_reason: str = ""  # "length", "stop", "abort", "timeout", "error", "refused"; "": no whole answer
+    error: str = ""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    token_ids: list[int] = field(default_factory=list)  # where they are known
+
+    @property
+    def succeeded(self) -> bool:
+        """It has its answer."""
+        return self.finish_reason in ("length", "stop") and not self.error
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from sending to the first token."""
+        return self.token_times[0] - self.sent if self.token_times else None

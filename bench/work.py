@@ -1,0 +1,50 @@
+"""`Work`: what a run asks for, as lengths and token ids, never text. The same seed gives the same work, and a hash says whether it did.
+
+Must not know: engines, HTTP, how it is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One request. It is greedy, ignores EOS and runs to `output_len`, so that every stack does the same."""
+
+    prompt: tuple[int, ...]  # token ids; of a later turn of a conversation, its new ones alone
+    output_len: int
+    at: float = 0.0  # seconds after the start at which it is due, in an open loop
+    class_name: str = "default"
+    after: int | None = None  # the item that must be answered first; its prompt and answer come before `prompt`
+    pause: float = 0.0  # seconds between that answer and this request
+
+    def __post_init__(self) -> None:
+        if self.output_len < 1 or not self.prompt:
+            raise ValueError(f"an item needs at least one prompt token and one output token, not {len(self.prompt)} and {self.output_len}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Items in the order of their `at`, and what they were made from."""
+
+    name: str
+    items: Sequence[Item]
+    seed: int = 0
+    made_from: dict[str, Any] = field(default_factory=dict)  # the workload's sizes, to be printed
+
+    def prompt_len(self, index: int) -> int:
+        """Tokens of the whole prompt, that of the turns before included."""
+        item = self.items[index]
+        before = 0 if item.after is None else self.prompt_len(item.after) + self.items[item.after].output_len
+        return before + len(item.prompt)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the items, in hex: two runs with the same one asked for the same."""
+        items = json.dumps([asdict(item) for item in self.items], separators=(",", ":"), sort_keys=True)
+        return hashlib.sha256(items.encode()).hexdigest()
