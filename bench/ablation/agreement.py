@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.bench.ablation.forcing import Scores
 from octavo.bench.records import RequestRecord
@@ -28,6 +28,7 @@ class Divergence:
     """Where an answer first differs from the parent's."""
 
     index: int  # of the item in the work
+    seed: int  # of the work
     position: int  # in the answer
     expected: int
     got: int
@@ -40,7 +41,7 @@ class Divergence:
 
     def __str__(self) -> str:
         kind = "tie" if self.is_tie else "DIFFERENT"
-        return f"{kind}: item {self.index}, token {self.position}: {self.got} instead of {self.expected}, logits {self.distance:.2g} apart"
+        return f"{kind}: seed {self.seed}, item {self.index}, token {self.position}: {self.got} instead of {self.expected}, logits {self.distance:.2g} apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,15 @@ class Agreement:
     def holds(self) -> bool:
         """No answer differs but by a tie, and there are answers."""
         return self.compared > 0 and self.ties == len(self.divergences)
+
+    def joined(self, other: Agreement) -> Agreement:
+        """Of both, two repeats for example."""
+        return Agreement(
+            compared=self.compared + other.compared,
+            equal=self.equal + other.equal,
+            divergences=self.divergences + other.divergences,
+            left_out=self.left_out + other.left_out,
+        )
 
     def __str__(self) -> str:
         if not self.compared:
@@ -88,9 +98,12 @@ def compare(work: Work, parent: Sequence[RequestRecord], cell: Sequence[RequestR
         if position < min(len(wanted), len(got)):
             before = [*prompt_of(work, index, expected), *wanted[:position]]
             apart = max(distance(before, token) for token in (wanted[position], got[position]))
-            divergences.append(Divergence(index=index, position=position, expected=wanted[position], got=got[position], distance=apart))
+            tokens = wanted[position], got[position]
         else:  # one ends before the other, which no rounding explains
-            divergences.append(Divergence(index=index, position=position, expected=-1, got=-1, distance=math.inf))
+            apart, tokens = math.inf, (-1, -1)
+        divergences.append(
+            Divergence(index=index, seed=work.seed, position=position, expected=tokens[0], got=tokens[1], distance=apart)
+        )
     return Agreement(
         compared=compared, equal=compared - len(divergences), divergences=tuple(divergences), left_out=len(work.items) - compared
     )
@@ -167,6 +180,11 @@ class Outputs:
         """Both that apply do, and one does."""
         found = [part.holds for part in (self.exact, self.lossy) if part is not None]
         return bool(found) and all(found)
+
+    def joined(self, later: Outputs) -> Outputs:
+        """With what a later repeat showed, which was compared in fp32 alone."""
+        both = self.exact is not None and later.exact is not None
+        return replace(self, exact=self.exact.joined(later.exact) if both else self.exact or later.exact)  # type: ignore[union-attr, arg-type]
 
     @property
     def lines(self) -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from octavo.core.assembly import BuiltEngine, LoadedModel, build_engine, load_model
 from octavo.core.clock import Clock
-from octavo.core.errors import InvalidOptionsError
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig
 from octavo.core.stack import Choice
@@ -78,17 +77,3 @@ class Engines:
 
 def _key(choice: Choice | None) -> object:
     return None if choice is None else (choice.name, choice.options.model_dump_json())
-
-
-def check_pools(pools: dict[str, tuple[int, int]]) -> None:
-    """Bytes of each cell's pool, and of its largest unit (a block, or a slot): they may differ by less than a unit.
-
-    Raises InvalidOptionsError that names two cells whose pools differ by more.
-    """
-    (first, (expected, unit)), *others = pools.items()
-    for name, (size, other_unit) in others:
-        if abs(size - expected) >= max(unit, other_unit):
-            raise InvalidOptionsError(
-                f"cells.{name}: its KV pool has {size} bytes, that of {first!r} {expected}: pools must be equal. Where slots differ in size "
-                "(kv_dtype), set engine.kv_cache_memory instead of num_kv_slots"
-            )

@@ -5,15 +5,14 @@ Must not know: what a cell is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 
-def rotated(names: Sequence[str], repeats: int) -> Iterator[tuple[int, list[str]]]:
-    """For each repeat the names in another order: begun one further each time, every second time backwards.
+def order(names: Sequence[str], repeat: int) -> list[str]:
+    """The names as they run in this repeat: begun one further each time, and every second time backwards.
 
     Nobody is always first, or always behind the same one.
     """
-    for repeat in range(repeats):
-        start = repeat % len(names)
-        order = [*names[start:], *names[:start]]
-        yield repeat, order[::-1] if repeat % 2 else order
+    start = repeat % len(names)
+    turned = [*names[start:], *names[:start]]
+    return turned[::-1] if repeat % 2 else turned

@@ -6,7 +6,7 @@
     engine = { max_model_len = 1024, num_kv_slots = 2048, dtype = "float32" }
     scheduler = { max_num_seqs = 16 }
     [scenarios.lengths]             # every cell runs every scenario
-    workload = { kind = "sharegpt", num_requests = 32 }
+    workload = { kind = "sharegpt-like", count = 32 }
     load = { concurrency = 16 }
     [cells.orca]
     preset = "orca"
@@ -46,10 +46,11 @@ class WorkloadSpec(_Strict):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     kind: str = Field(description="one of octavo.bench.workloads.WORKLOADS")
+    count: int = Field(32, ge=1, description="requests")
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Everything besides the kind."""
+        """The options of its own."""
         return dict(self.model_extra or {})
 
 
@@ -84,6 +85,7 @@ class CellSpec(_Strict):
     parent: str | None = Field(None, description="the cell that this one is compared with")
     preset: str | None = Field(None, description="a named config (octavo presets) that it starts from")
     settings: Sections = Field(default_factory=dict, description="sections as in a config file")
+    optional: bool = Field(False, description="left out, with the reason, where its plugins do not run on this device")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

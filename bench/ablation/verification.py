@@ -49,9 +49,14 @@ class Verifier:
         self._open.close()
 
     def check(self, work: Work, measured: Mapping[str, Records]) -> dict[str, Outputs]:
-        """By cell, from the measured records of one repeat (all cells, the same work)."""
+        """By cell, from the measured records of one repeat (all cells, the same work): everything that is compared."""
         exact = {name: self._in_fp32(name, work, measured[name]) for name in self._cells}
         return {name: Outputs(exact=self._exact(name, work, exact), lossy=self._lossy(name, work, measured)) for name in self._cells}
+
+    def check_again(self, work: Work, measured: Mapping[str, Records]) -> dict[str, Outputs]:
+        """Of a further repeat: those that computed in fp32, as did their parents, and need no run of their own for it."""
+        names = [name for name, cell in self._cells.items() if cell.parent and self.is_exact(name) and self.is_exact(cell.parent)]
+        return {name: Outputs(exact=self._exact(name, work, measured)) for name in names}
 
     # --------------------------------------------------------------------- fp32
 
@@ -95,7 +100,7 @@ class Verifier:
             for position, distance in enumerate(scores.distances):
                 if distance > 0:
                     got = record.token_ids[position]
-                    divergences.append(Divergence(index=record.index, position=position, expected=-1, got=got, distance=distance))
+                    divergences.append(Divergence(index=record.index, seed=work.seed, position=position, expected=-1, got=got, distance=distance))
                     if not divergences[-1].is_tie:
                         break
         off = {one.index for one in divergences}

@@ -16,7 +16,7 @@ repeats = 3
 [settings]
 engine = { max_model_len = 128, num_kv_slots = 256 }
 [scenarios.short]
-workload = { kind = "random", num_requests = 4, input_len = 8 }
+workload = { kind = "random", count = 4, input_len = 8 }
 load = { concurrency = 2 }
 [cells.paged]
 parent = "orca"
@@ -39,7 +39,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert (spec.name, spec.repeats, spec.baselines) == ("paging", 3, ["orca"])
     assert [name for name, _ in spec.ordered()] == ["orca", "paged"]
     workload = spec.scenarios["short"].workload
-    assert (workload.kind, workload.sizes) == ("random", {"num_requests": 4, "input_len": 8})
+    assert (workload.kind, workload.count, workload.sizes) == ("random", 4, {"input_len": 8})
     assert AblationSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
