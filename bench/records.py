@@ -26,11 +26,17 @@ class RequestRecord:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     token_ids: list[int] = field(default_factory=list)  # where they are known
+    num_counted: int | None = None  # output tokens as a server counts them, where their times are those of events only
 
     @property
     def succeeded(self) -> bool:
         """It has its answer."""
         return self.finish_reason in ("length", "stop") and not self.error
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens made, never counted from text."""
+        return len(self.token_times) if self.num_counted is None else self.num_counted
 
     @property
     def ttft(self) -> float | None:
