@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -93,12 +93,12 @@ class AblationResult:
         """No cell gave other tokens than its parent, as far as they were compared."""
         return all(outputs.hold for cells in self.outputs.values() for outputs in cells.values())
 
-    def comparisons(self, scenario: str) -> list[Comparison]:
-        """Every cell that has a parent, in every measure of the specification; the noise floor's own is the last."""
-        measures = [find_measure(name) for name in self.spec.compared]
-        floors = {measure.name: self._floor(scenario, measure) for measure in measures}
+    def comparisons(self, scenario: str, *, measures: Sequence[str] | None = None) -> list[Comparison]:
+        """Every cell that has a parent, in these measures (default: the specification's); the noise floor's own is the last."""
+        measured = [find_measure(name) for name in measures or self.spec.compared]
+        floors = {measure.name: self._floor(scenario, measure) for measure in measured}
         pairs = [cell for cell in self.cells.get(scenario, []) if cell.parent is not None and not cell.left_out]
-        return [self._compare(scenario, cell, measure, floors[measure.name]) for cell in pairs for measure in measures]
+        return [self._compare(scenario, cell, measure, floors[measure.name]) for cell in pairs for measure in measured]
 
     def _floor(self, scenario: str, measure: Measure) -> Interval | None:
         again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)

@@ -67,7 +67,7 @@ class _Ablation:
 
     def prepare(self) -> None:
         """Find every mistake that can be found before the first run."""
-        for name in self.spec.compared:
+        for name in (*self.spec.compared, *(claim.measure for claim in self.spec.claims)):
             find_measure(name)
         for scenario in self.spec.scenarios:
             self.told(f"preparing {scenario}", 0, 0)

@@ -94,6 +94,26 @@ class CellSpec(_Strict):
         return self
 
 
+class ClaimSpec(_Strict):
+    """What must come out: a bound on the ratio of one measure of a cell to its parent's."""
+
+    scenario: str
+    cell: str
+    measure: str
+    at_least: float | None = Field(None, gt=0)
+    at_most: float | None = Field(None, gt=0)
+    of_bound: bool = Field(False, description="of the largest speed-up that the prefix hits allow, instead of the ratio itself")
+    prefill_gaps_at_least: float | None = Field(
+        None, ge=0, le=1, description="undecided unless the parent computed prompts in this share of the gaps between tokens"
+    )
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("set at_least, at_most or both")
+        return self
+
+
 class AblationSpec(_Strict):
     """All of it. Checked as far as it can be without plugins; `octavo.bench.ablation.cells` does the rest."""
 
@@ -108,6 +128,7 @@ class AblationSpec(_Strict):
     settings: Sections = Field(default_factory=dict, description="of every cell")
     scenarios: dict[str, ScenarioSpec] = Field(min_length=1)
     cells: dict[str, CellSpec] = Field(min_length=1)
+    claims: tuple[ClaimSpec, ...] = Field((), description="what must come out; printed with whether it did")
 
     @field_validator("scenarios", "cells")
     @classmethod
@@ -124,6 +145,10 @@ class AblationSpec(_Strict):
                 raise ValueError(f"cells.{name}.parent: no cell is called {cell.parent!r}{did_you_mean(cell.parent, self.cells)}")
             if name in self._line(name):
                 raise ValueError(f"cells.{name}.parent: {name!r} is its own ancestor; one cell must have no parent")
+        for number, claim in enumerate(self.claims):
+            for key, names in (("scenario", self.scenarios), ("cell", self.cells)):
+                if getattr(claim, key) not in names:
+                    raise ValueError(f"claims.{number}.{key}: there is none called {getattr(claim, key)!r}")
         return self
 
     def _line(self, name: str) -> list[str]:
