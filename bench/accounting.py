@@ -39,7 +39,7 @@ class KVShares:
     @property
     def total(self) -> float:
         """100, or the account is wrong."""
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +81,7 @@ def account(steps: Sequence[StepLine]) -> KVAccount:
         raise ValueError("no step was logged, so that there is nothing to account for")
     usages = [line.usage_running for line in steps]
     filled, held, external, cached, free, saved, written = np.array(
-        [
-            (u.filled, u.held, u.external, u.cached, u.free, u.saved, line.num_written)
-            for u, line in zip(usages, steps, strict=True)
-        ],
+        [(u.filled, u.held, u.external, u.cached, u.free, u.saved, line.num_written) for u, line in zip(usages, steps, strict=True)],
         dtype=np.int64,
     ).T
     sizes = filled + held + external + cached + free

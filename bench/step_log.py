@@ -56,7 +56,7 @@ class StepLog:
 
     zero: float  # the run's start on the engine's clock
     lines: list[StepLine] = field(default_factory=list)
-    before: KVStats = KVStats()  # what the pool had counted when the log began
+    before: KVStats = field(default_factory=KVStats)  # what the pool had counted when the log began
 
     @contextmanager
     def watching(self, engine: Engine) -> Iterator[StepLog]:

@@ -42,7 +42,9 @@ ALLOCATORS = {
 SCHEDULERS = {"static": (STATIC, {}), "continuous": (CONTINUOUS, {}), "chunked": (CHUNKED, {"max_num_batched_tokens": 8})}
 
 
-def rig(allocator: str, scheduler: str = "continuous", *, slots: int, host: int = 0, max_model_len: int = MAX_MODEL_LEN, **options: Any) -> Rig:
+def rig(
+    allocator: str, scheduler: str = "continuous", *, slots: int, host: int = 0, max_model_len: int = MAX_MODEL_LEN, **options: Any
+) -> Rig:
     """`options` are the scheduler's; `failures` the runner's, `block_size` the allocator's."""
     plugin, of_kv = ALLOCATORS[allocator]
     if "block_size" in options:
