@@ -74,7 +74,7 @@ def verdict(interval: Interval, floor: Interval, *, higher_is_better: bool) -> V
 
     Faster or slower only where the interval leaves out 1 and everything that the baseline beside itself shows, in either direction.
     """
-    noise = max(abs(math.log(floor.low)), abs(math.log(floor.high))) if 0 < floor.low and floor.high < math.inf else math.inf
+    noise = max(abs(math.log(floor.low)), abs(math.log(floor.high))) if floor.low > 0 and floor.high < math.inf else math.inf
     if math.isinf(interval.high) or math.isinf(noise):
         return "too noisy to say"
     if math.log(interval.low) > noise or math.log(interval.high) < -noise:

@@ -41,7 +41,8 @@ class Divergence:
 
     def __str__(self) -> str:
         kind = "tie" if self.is_tie else "DIFFERENT"
-        return f"{kind}: seed {self.seed}, item {self.index}, token {self.position}: {self.got} instead of {self.expected}, logits {self.distance:.2g} apart"
+        where = f"seed {self.seed}, item {self.index}, token {self.position}"
+        return f"{kind}: {where}: {self.got} instead of {self.expected}, logits {self.distance:.2g} apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +102,7 @@ def compare(work: Work, parent: Sequence[RequestRecord], cell: Sequence[RequestR
             tokens = wanted[position], got[position]
         else:  # one ends before the other, which no rounding explains
             apart, tokens = math.inf, (-1, -1)
-        divergences.append(
-            Divergence(index=index, seed=work.seed, position=position, expected=tokens[0], got=tokens[1], distance=apart)
-        )
+        divergences.append(Divergence(index=index, seed=work.seed, position=position, expected=tokens[0], got=tokens[1], distance=apart))
     return Agreement(
         compared=compared, equal=compared - len(divergences), divergences=tuple(divergences), left_out=len(work.items) - compared
     )

@@ -163,7 +163,8 @@ def _check_alike(cells: list[Cell]) -> None:
     first = cells[0]
     if first.config.engine.num_kv_slots is None and first.config.engine.kv_cache_memory is None:
         raise InvalidOptionsError(
-            "settings.engine: set num_kv_slots or kv_cache_memory: the pool must be equal in all cells, and its default depends on free memory"
+            "settings.engine: set num_kv_slots or kv_cache_memory: "
+            "the pool must be equal in all cells, and its default depends on free memory"
         )
     for cell in cells[1:]:
         for where, value, expected in _compared(cell.config, first.config):

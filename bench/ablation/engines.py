@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from octavo.bench.memory_table import MemoryMeter
 from octavo.core.assembly import BuiltEngine, LoadedModel, build_engine, load_model
 from octavo.core.clock import Clock
 from octavo.core.registry import Registry
@@ -17,6 +18,8 @@ from octavo.core.settings.config import EngineConfig
 from octavo.core.stack import Choice
 
 logger = logging.getLogger("octavo")
+
+METERED_TOKENS = 256  # of a forward pass that shows what activations take
 
 
 class Engines:
@@ -27,6 +30,7 @@ class Engines:
         self._report = report
         self._clock = clock
         self._models: dict[tuple[object, ...], LoadedModel] = {}
+        self._meters: dict[int, MemoryMeter] = {}
 
     def loaded(self, config: EngineConfig) -> LoadedModel:
         """The model as this config wants it; loaded once for all that want the same of it. Raises as `load_model`."""
@@ -34,8 +38,13 @@ class Engines:
         key = (config.source, config.revision, _key(config.model), _key(config.ops), engine.dtype, engine.kv_dtype, engine.device)
         if key not in self._models:
             source = next((model.source for model in self._models.values() if model.source.name == config.source), None)
-            self._models[key] = load_model(self.registry, config, source=source, report=self._report)
+            loaded = self._models[key] = load_model(self.registry, config, source=source, report=self._report)
+            self._meters[id(loaded)] = MemoryMeter(loaded.model, num_tokens=METERED_TOKENS)
         return self._models[key]
+
+    def meter(self, config: EngineConfig) -> MemoryMeter:
+        """Of the memory that the model and what runs on it take; made when the model was loaded."""
+        return self._meters[id(self.loaded(config))]
 
     @contextmanager
     def open(self, config: EngineConfig) -> Iterator[BuiltEngine]:

@@ -26,5 +26,7 @@ def find_spec(text: str) -> AblationSpec:
         return load_spec(FOLDER / f"{text}.toml")
     if Path(text).suffix != ".toml" and not Path(text).exists():
         names = preset_names()
-        raise InvalidOptionsError(f"no ablation is called {text!r}{did_you_mean(text, names)}: name a .toml file, or one of {', '.join(names)}")
+        raise InvalidOptionsError(
+            f"no ablation is called {text!r}{did_you_mean(text, names)}: name a .toml file, or one of {', '.join(names)}"
+        )
     return load_spec(text)

@@ -21,8 +21,8 @@ from octavo.bench.ablation.agreement import Outputs
 from octavo.bench.ablation.measures import Measure, find_measure
 from octavo.bench.ablation.spec import AblationSpec
 from octavo.bench.intervals import Interval, Verdict, ratio_interval, verdict
-from octavo.bench.runs import Run
-from octavo.core.errors import InvalidOptionsError
+from octavo.bench.runs import Run, is_complete
+from octavo.core.errors import ResultError
 
 SCHEMA_VERSION = 1
 FILE = "ablation.json"
@@ -160,7 +160,7 @@ class AblationResult:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read a folder, finished or not. Raises InvalidOptionsError where it is none, or of a newer version."""
+        """Read a folder, finished or not. Raises ResultError where it is none, or of a newer version."""
         folder = Path(folder)
         content = _read(folder / FILE)
         result = cls(
@@ -173,7 +173,7 @@ class AblationResult:
         for scenario, cells in result.cells.items():
             for cell in cells:
                 for repeat in range(result.spec.repeats):
-                    if (run := run_folder(folder, (scenario, cell.name, repeat))).exists():
+                    if is_complete(run := run_folder(folder, (scenario, cell.name, repeat))):
                         result.runs[scenario, cell.name, repeat] = Run.load(run)
         return result
 
@@ -193,11 +193,11 @@ def _read(path: Path) -> Mapping[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["schema_version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidOptionsError(f"{path.parent} is no result of octavo ablate: {path.name} cannot be read ({error})") from error
+        raise ResultError(f"{path.parent} is no result of octavo ablate: {path.name} cannot be read ({error})") from error
     if version > SCHEMA_VERSION:
-        raise InvalidOptionsError(f"{path} has schema version {version}, this Octavo reads up to {SCHEMA_VERSION}: update it")
+        raise ResultError(f"{path} has schema version {version}, this Octavo reads up to {SCHEMA_VERSION}: update it")
     try:
         AblationSpec.model_validate(content.get("spec"))
     except ValidationError as error:
-        raise InvalidOptionsError(f"{path} is damaged: {error}") from error
+        raise ResultError(f"{path} is damaged: {error}") from error
     return dict(content)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.bench.ablation.cells import Cell
@@ -23,19 +23,20 @@ from octavo.bench.ablation.spec import AblationSpec
 from octavo.bench.ablation.verification import Verifier
 from octavo.bench.ablation.works import scenario_work
 from octavo.bench.drive import drive
+from octavo.bench.identity import identify
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
-from octavo.bench.step_log import StepLine, StepLog
+from octavo.bench.step_log import StepLog
 from octavo.bench.work import Work
 from octavo.core.assembly import BuiltEngine
-from octavo.core.kv import KVStats
+from octavo.core.errors import ResultError
 
 Told = Callable[[str, int, int], object]
 """(what is being done, requests that are over, requests in all; 0 while that is unknown)."""
 
 WARMUP_SEED = 1_000_000  # of work that no repeat has
 WARMUP_TOKENS = 4
-STATS = tuple(entry.name for entry in fields(KVStats))
+SAME = ("versions", "model_revision", "device", "driver", "cpu", "cores", "threads")  # of an Identity, in all runs of an ablation
 
 
 def run_ablation(engines: Engines, spec: AblationSpec, folder: str | Path, *, resume: bool = False, told: Told) -> AblationResult:
@@ -73,8 +74,24 @@ class _Ablation:
             self.told(f"preparing {scenario}", 0, 0)
             self.cells[scenario], self.result.cells[scenario] = prepare(self.engines, self.spec, scenario)
             work = self._work(scenario, 0)
+            self._check_device(scenario, work)
             self.total += self.spec.repeats * len(self.cells[scenario]) * len(work.items)
         self.result.save(self.folder)
+
+    def _check_device(self, scenario: str, work: Work) -> None:
+        """What is resumed must go on where it began."""
+        before = next((run.identity for run in self.result.runs.values() if run.identity is not None), None)
+        if before is None:
+            return
+        with self.engines.open(self.cells[scenario][0].config) as built:
+            now = identify(built, work)
+        changed = [
+            f"{name}: {getattr(before, name)!r} then, {getattr(now, name)!r} now"
+            for name in SAME
+            if getattr(before, name) != getattr(now, name)
+        ]
+        if changed:
+            raise ResultError(f"{self.folder} was begun with something else, and cannot go on here: {'; '.join(changed)}")
 
     def run(self) -> bool:
         """All repeats. False where it ended early since tokens differ."""
@@ -115,16 +132,20 @@ class _Ablation:
             self._tell(scenario, cell.name, repeat)
 
         engine.kv.reset()
-        engine.kv.observed = True
-        before = engine.kv.stats()
+        identity, meter = identify(built, work), self.engines.meter(cell.config)
+        meter.begin()
         with _no_collection():
-            zero = engine.clock.now()
-            log = StepLog(zero)
-            engine.observers.add(log)
-            records = drive(
-                engine, work, concurrency=load.concurrency, zero=zero, timeout_s=load.timeout_s, progress=ended
-            )
-        return Run(work=work, records=records, steps=[_since(line, before) for line in log.lines])
+            log = StepLog(engine.clock.now())
+            with log.watching(engine):
+                records = drive(engine, work, concurrency=load.concurrency, zero=log.zero, timeout_s=load.timeout_s, progress=ended)
+        return Run(
+            work=work,
+            records=records,
+            steps=log.lines,
+            identity=identity,
+            memory=meter.table(built.pool),
+            settings=load.model_dump(mode="json", exclude_none=True),
+        )
 
     def _warm_up(self, built: BuiltEngine, scenario: str) -> None:
         """A few short answers to other prompts: threads start, kernels are compiled, memory is touched."""
@@ -176,9 +197,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _since(line: StepLine, before: KVStats) -> StepLine:
-    """Counted from the run's start, not from the warm-up's."""
-    counts = {name: getattr(line.stats, name) - getattr(before, name) for name in STATS}
-    return replace(line, stats=KVStats(**counts))

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 from octavo.bench.distribution import Distribution
@@ -58,6 +58,8 @@ class CellSummary:
     peak_running: int  # requests at once, in any repeat
     mean_waiting: float  # requests in the queue, over time
     steps: float
+    kv_shares: dict[str, float]  # of the pool over time, percent: token states, reserved, internal, external, cached, free
+    kv_saved: float  # of the slots that live sequences would hold if they shared none, the share that they do not
     step_shares: dict[str, float]  # of the steps' time: schedule, inputs, forward, sample, apply
     gaps_with_prefill: float  # share of the gaps between an answer's tokens in which a prompt was computed
 
@@ -70,6 +72,7 @@ def summarise(runs: Sequence[Run]) -> CellSummary:
     steps = [line for run in runs for line in run.steps if line.num_rows]
     prompt_tokens = sum(record.num_prompt_tokens for record in records)
     total_s = sum(sum(line.seconds.values()) for line in steps)
+    accounts = [run.account for run in runs if run.steps]
     parts = {name for line in steps for name in line.seconds}
     return CellSummary(
         repeats=len(runs),
@@ -84,6 +87,8 @@ def summarise(runs: Sequence[Run]) -> CellSummary:
         peak_running=max((line.num_running for line in steps), default=0),
         mean_waiting=_over_time(steps, lambda line: line.num_waiting),
         steps=len(steps) / len(runs),
+        kv_shares=_mean([asdict(one.shares) for one in accounts]),
+        kv_saved=sum(one.share_saved for one in accounts) / len(accounts) if accounts else 0.0,
         step_shares={name: sum(line.seconds.get(name, 0.0) for line in steps) / total_s for name in sorted(parts)} if total_s else {},
         gaps_with_prefill=gaps_with_prefill(runs),
     )
@@ -110,6 +115,10 @@ def _over_time(steps: Sequence[StepLine], value: Callable[[StepLine], int]) -> f
     lengths = [line.end - line.start for line in steps]
     total = sum(lengths)
     return sum(value(line) * length for line, length in zip(steps, lengths, strict=True)) / total if total > 0 else 0.0
+
+
+def _mean(shares: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(one[name] for one in shares) / len(shares) for name in shares[0]} if shares else {}
 
 
 def _grouped(repeats: Sequence[dict[str, Metrics]]) -> dict[str, Speed]:

@@ -43,6 +43,7 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     figures = {cell.name: summarise(runs) for cell in cells if (runs := result.of(scenario, cell.name))}
     lines += [*table(FIGURES, [_figures(result, scenario, cell, figures[cell.name]) for cell in cells if cell.name in figures]), ""]
     lines += [*table(RATIOS, [_ratio(one) for one in result.comparisons(scenario)]), ""]
+    lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
     lines += [*table(PARTS, [_parts(cell, figures[cell.name]) for cell in cells if cell.name in figures])]
     lines += _groups(result, scenario, figures)
     return lines
@@ -51,8 +52,8 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
 def _pool(cells: Sequence[CellInfo]) -> str:
     engine, first = cells[0].options["engine"], cells[0]
     return (
-        f"Every cell has a KV pool of {first.pool_slots} slots ({first.pool_bytes / GIB:.3f} GiB), max_model_len {engine['max_model_len']}. "
-        f"{first.name}: {first.stack}."
+        f"Every cell has a KV pool of {first.pool_slots} slots ({first.pool_bytes / GIB:.3f} GiB) "
+        f"and max_model_len {engine['max_model_len']}. {first.name}: {first.stack}."
     )
 
 
@@ -71,14 +72,12 @@ def _tokens(result: AblationResult, scenario: str) -> list[str]:
     return lines
 
 
-FIGURES = (
-    ["cell", "change", "tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "E2E p50"]
-    + ["batch", "most at once", "queue", "hits", "preempted", "failed"]
-)  # fmt: skip
+SPEEDS = ["tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "E2E p50"]
+FIGURES = ["cell", "change", *SPEEDS, "batch", "most at once", "queue", "hits", "preempted", "failed"]
 
 
 def _figures(result: AblationResult, scenario: str, cell: CellInfo, found: CellSummary) -> list[str]:
-    speeds = [UNKNOWN] * 8
+    speeds = [UNKNOWN] * len(SPEEDS)
     if result.holds(scenario, cell.name):
         speeds = _speeds(found.speed)
     return [
@@ -126,6 +125,16 @@ def _ratio(one: Comparison) -> list[str]:
     return [one.cell, one.parent, one.measure, str(one.interval), UNKNOWN if one.floor is None else str(one.floor), said]
 
 
+KV = ["cell", "token states", "reserved", "internal", "external", "cached", "free", "shared", "peak memory"]
+
+
+def _kv(cell: CellInfo, found: CellSummary, result: AblationResult, scenario: str) -> list[str]:
+    shares = [f"{found.kv_shares[name.replace(' ', '_')]:.1f} %" if found.kv_shares else UNKNOWN for name in KV[1:7]]
+    tables = [run.memory for run in result.of(scenario, cell.name) if run.memory is not None]
+    peak = f"{max(table.peak for table in tables) / GIB:.2f} GiB" if tables else UNKNOWN
+    return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", peak]
+
+
 PARTS = ["cell", "steps", "schedule", "inputs", "forward", "sample", "apply", "gaps with a prefill"]
 
 
@@ -142,7 +151,7 @@ def _groups(result: AblationResult, scenario: str, figures: dict[str, CellSummar
         if len(found.by_class) > 1 and result.holds(scenario, name)
         for group, speed in found.by_class.items()
     ]
-    heads = ["cell", "class", *FIGURES[2:10], "failed"]
+    heads = ["cell", "class", *SPEEDS, "failed"]
     return ["", *table(heads, rows)] if rows else []
 
 

@@ -100,7 +100,9 @@ class Verifier:
             for position, distance in enumerate(scores.distances):
                 if distance > 0:
                     got = record.token_ids[position]
-                    divergences.append(Divergence(index=record.index, seed=work.seed, position=position, expected=-1, got=got, distance=distance))
+                    divergences.append(
+                        Divergence(index=record.index, seed=work.seed, position=position, expected=-1, got=got, distance=distance)
+                    )
                     if not divergences[-1].is_tie:
                         break
         off = {one.index for one in divergences}

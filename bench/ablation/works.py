@@ -8,9 +8,9 @@ from __future__ import annotations
 from octavo.bench.ablation.spec import ScenarioSpec
 from octavo.bench.arrivals import Arrivals
 from octavo.bench.clipping import clip
+from octavo.bench.drawing import Encode
 from octavo.bench.work import Work
 from octavo.bench.workloads import make_work
-from octavo.bench.workloads.drawing import Encode
 from octavo.core.errors import InvalidOptionsError, RequestError
 
 

@@ -72,7 +72,7 @@ def test_one_repeat_has_no_interval() -> None:
 @pytest.mark.parametrize(("candidate", "baseline"), [([1.0], []), ([], []), ([1.0, 2.0], [1.0]), ([0.0], [1.0]), ([1.0], [math.nan])])
 def test_what_is_no_ratio(candidate: list[float], baseline: list[float]) -> None:
     """Refused, not computed."""
-    with pytest.raises(ValueError, match="repeats must come in pairs|needs values above 0"):
+    with pytest.raises(ValueError, match=r"repeats must come in pairs|needs values above 0"):
         ratio_interval(candidate, baseline)
 
 

@@ -77,12 +77,16 @@ def _what(args: argparse.Namespace) -> tuple[AblationSpec, Path]:
     if args.resume:
         given = [name for name in ("spec", "baseline", "candidate", "model", "repeats", "seed", "out") if getattr(args, name) is not None]
         if given or args.settings:
-            raise InvalidOptionsError(f"--resume goes on with what was begun; leave out {', '.join([*given, *(['--set'] * bool(args.settings))])}")
+            raise InvalidOptionsError(
+                f"--resume goes on with what was begun; leave out {', '.join([*given, *(['--set'] * bool(args.settings))])}"
+            )
         return _load(args.resume).spec, Path(args.resume)
     if (args.baseline is None) != (args.candidate is None):
         raise InvalidOptionsError("--baseline and --candidate go together")
     if args.spec is None and args.baseline is None:
-        raise InvalidOptionsError(f"what is to be compared? Name a TOML file, one of {', '.join(preset_names())}, or --baseline and --candidate")
+        raise InvalidOptionsError(
+            f"what is to be compared? Name a TOML file, one of {', '.join(preset_names())}, or --baseline and --candidate"
+        )
     spec = find_spec(args.spec or "quick")
     changes: dict[str, Any] = {name: value for name in ("model", "repeats", "seed") if (value := getattr(args, name)) is not None}
     if args.baseline is not None:

@@ -21,8 +21,6 @@ def record(index: int, *tokens: int, reason: str = "length") -> RequestRecord:
     )
 
 
-
-
 class Asked:
     """A reference that answers every question alike and remembers it."""
 
@@ -55,7 +53,7 @@ def test_a_first_difference(distance: float, holds: bool) -> None:
     assert (found.compared, found.equal, found.left_out, found.holds) == (2, 1, 1, holds)
     assert str(found) == ("2/2 the same, 1 tied" if holds else "1/2 the same")
     kind = "tie" if holds else "DIFFERENT"
-    assert [str(one) for one in found.divergences] == [f"{kind}: item 0, token 1: 9 instead of 6, logits {distance:.2g} apart"]
+    assert [str(one) for one in found.divergences] == [f"{kind}: seed 0, item 0, token 1: 9 instead of 6, logits {distance:.2g} apart"]
 
 
 def test_a_later_turn_is_judged_after_the_whole_conversation() -> None:

@@ -48,7 +48,10 @@ def test_a_file(tmp_path: Path) -> None:
     [
         ({"repeat": 3}, "repeat: Extra inputs are not permitted (did you mean repeats?)"),
         ({"cells": {"one": {"setings": {}}}}, "cells.one.setings: Extra inputs are not permitted (did you mean settings?)"),
-        ({"scenarios": {"a": {"workload": {"kind": "x"}, "laod": {}}}}, "scenarios.a.laod: Extra inputs are not permitted (did you mean load?)"),
+        (
+            {"scenarios": {"a": {"workload": {"kind": "x"}, "laod": {}}}},
+            "scenarios.a.laod: Extra inputs are not permitted (did you mean load?)",
+        ),
         (
             {"scenarios": {"a": {"workload": {"kind": "x"}, "load": {"rte": 1}}}},
             "scenarios.a.load.rte: Extra inputs are not permitted (did you mean rate?)",
