@@ -1,7 +1,9 @@
 """`drive`: run a `Work` on an engine in this process, in one loop, on the engine's own clock, and record what each request saw.
 
 Between two steps everything that is due is added; with nothing to do it sleeps until the next item is due. Requests are greedy, ignore
-EOS and stream, so that it is known when each token came: at the end of its step. An item's id in the engine is its index in the work. A
+EOS and stream, so that it is known when each token came: at the end of its step. A request counts as sent
+when it is due, though the engine sees it when the step that runs then is over: as at a server's door, where nobody is late for having to
+wait. An item's id in the engine is its index in the work. A
 class that the scheduler has no limits for runs as `default` and keeps its name in the records.
 Must not know: HTTP, plugins, what is made of the records.
 """
@@ -107,7 +109,7 @@ class _Run:
             num_prompt_tokens=len(prompt),
             max_tokens=item.output_len,
             due=due,
-            sent=now,
+            sent=due,
             ended=now,
             class_name=item.class_name,
         )
@@ -156,17 +158,7 @@ class _Run:
         if self.progress is not None:
             self.progress(record)
         for index in lost:  # a conversation that broke off: its later turns count as asked for, and as failed
-            item = self.work.items[index]
-            self.records[index] = missed = RequestRecord(
-                index=index,
-                num_prompt_tokens=self.work.prompt_len(index),
-                max_tokens=item.output_len,
-                due=now,
-                sent=now,
-                ended=now,
-                class_name=item.class_name,
-                error=f"not sent: item {record.index}, which it goes on from, has no answer ({reason})",
-            )
+            self.records[index] = missed = RequestRecord.never_sent(self.work, index, now, because_of=record)
             if self.progress is not None:
                 self.progress(missed)
 
