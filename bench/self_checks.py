@@ -115,20 +115,21 @@ def littles_law(run: Run) -> str | None:
 
 
 def _mean_in_system(run: Run, start: float, end: float) -> float:
-    """Waiting and running, over time. A step's counts are those when it was over: they hold from then on, while requests come."""
-    steps = run.steps
-    ends = np.array([line.end for line in steps])
-    counts = np.array([line.num_waiting + line.num_running for line in steps], dtype=np.float64)
+    """Waiting and running, over time. A step's counts are those when it was over, and whoever leaves does so then.
+
+    The engine takes who comes between two steps; who comes during a step is not in its count yet.
+    """
     sent = np.sort([record.sent for record in run.records if record.finish_reason != "refused"])
-    # Between two ends, all that the step at its end saw leave were still there, and who came since is added as they come.
     total, before, since = 0.0, 0.0, start
-    for stop, count in zip([*ends, end], [*counts, 0.0], strict=True):
-        stop = min(stop, end)
+    for line in run.steps:
+        stop = min(line.end, end)
+        first, last = np.searchsorted(sent, (since, stop))
         if stop > since:
-            came = sent[np.searchsorted(sent, since) : np.searchsorted(sent, stop)]
-            total += before * (stop - since) + float((stop - came).sum())
-        before, since = count, max(since, stop)
-    return total / (end - start)
+            total += before * (stop - since) + float((stop - sent[first:last]).sum())
+        during = last - np.searchsorted(sent, line.start, side="right")
+        before, since = line.num_waiting + line.num_running + max(0, during), max(since, stop)
+    total += before * (end - since)
+    return float(total / (end - start))
 
 
 def parts_cover_the_steps(run: Run) -> str | None:
