@@ -46,9 +46,9 @@ class ChatAnswer:
         self.id = new_id("chatcmpl", body.request_id)
         self.headers = {"X-Request-Id": self.id} if self.id.isascii() and self.id.isprintable() else {}
         self.created = int(time.time())
-        self.tools = tool_use(body)
-        forced = self.tools.forced if self.tools is not None else None
-        self.grammar_field = "tools" if forced else "response_format" if body.response_format else GRAMMAR
+        self.tools = tool_use(body, tags_calls=here.llm.prompts.tokenizer.tags_calls)
+        with_calls = self.tools.output if self.tools is not None else None
+        self.grammar_field = self.tools.field if self.tools and with_calls else "response_format" if body.response_format else GRAMMAR
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         self.wanted = wanted(
             body,
@@ -57,7 +57,7 @@ class ChatAnswer:
             settings=here.settings,
             max_tokens=limit,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structured_outputs=forced or structure(body, body.response_format),
+            structured_outputs=with_calls or structure(body, body.response_format),
         )
         self._texts = TokenTexts(here.llm.prompts.tokenizer, skip_special_tokens=body.skip_special_tokens is not False)
         self._options = body.stream_options
