@@ -16,11 +16,11 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.core.outputs import RequestOutput
+from octavo.server.errors import GONE
 from octavo.server.tallies import reason_of
 
 logger = logging.getLogger("octavo.access")
 
-GONE = 499  # the client hung up before its answer was complete
 MOST_WAITING = 4096  # lines that wait for the engine
 
 
