@@ -132,7 +132,7 @@ def audit(before: Numbers, now: Numbers, told: dict[str, Any], seen: Seen, *, se
     """What does not add up of what was counted since `before`, in which `clients` were busy for so long, and the `pages` told now."""
     found = now.since(before)
     checks = [
-        *_idle(now),
+        *_idle(found),
         *_pool(now),
         *_requests(found, seen),
         *_tokens(found, seen),
@@ -159,15 +159,15 @@ def _range(low: float, high: float) -> str:
     return f"{low:g}" if math.isclose(low, high, rel_tol=1e-6, abs_tol=1e-6) else f"from {low:g} to {high:g}"
 
 
-def _idle(now: Numbers) -> Iterator[Check]:
+def _idle(found: Numbers) -> Iterator[Check]:
     for name in ZERO:
-        yield _equal(name, now[name], 0)
+        yield _equal(name, found[name], 0)
     for older, name in SAME.items():
-        if name in now.samples:
-            yield _equal(f"{older} and {name}", now[older], now[name])
-    yield _equal("engine_alive", now["engine_alive"], 1)
-    yield "max_num_seqs", now["max_num_seqs"], 1, math.inf
-    yield _equal("cache_config_info", now["cache_config_info"], 1)
+        if name in found.samples:
+            yield _equal(f"{older} and {name}", found[older], found[name])
+    yield _equal("engine_alive", found["engine_alive"], 1)
+    yield "max_num_seqs", found["max_num_seqs"], 1, math.inf
+    yield _equal("cache_config_info", found["cache_config_info"], 1)
 
 
 def _pool(now: Numbers) -> Iterator[Check]:
