@@ -44,7 +44,9 @@ def test_quick_has_four_cells_and_five_seeds() -> None:
 
 def test_a_name_that_is_none() -> None:
     """The nearest one is named, and that a file would do."""
-    with pytest.raises(InvalidOptionsError, match=r"no ablation is called 'quik' \(did you mean quick\?\): name a .toml file, or one of block-"):
+    with pytest.raises(
+        InvalidOptionsError, match=r"no ablation is called 'quik' \(did you mean quick\?\): name a .toml file, or one of block-"
+    ):
         find_spec("quik")
     with pytest.raises(InvalidOptionsError, match=r"ablation file quik\.toml cannot be read"):
         find_spec("quik.toml")

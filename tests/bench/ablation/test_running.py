@@ -195,7 +195,7 @@ def test_cells_that_do_not_run_here(engines: Engines, tmp_path: Path) -> None:
 
 
 def test_pools_must_be_equal(engines: Engines, tmp_path: Path) -> None:
-    """In bytes, whatever the slots."""
+    """In bytes, whatever the slots (fault 48)."""
     cells = {"one": {"settings": {"allocator": "paged"}}, "half": {"parent": "one", "settings": {"engine": {"dtype": "bfloat16"}}}}
     with pytest.raises(InvalidOptionsError, match=r"cells.half: its KV pool has \d+ bytes, that of 'one' \d+: pools must be equal"):
         run(engines, small_spec(cells), tmp_path)
