@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from octavo.server.errors import ApiError
 
 MAX_DEPTH = 100  # lists and objects in each other: JSON schemas have some, and whoever reads them recursively must get through
+MAX_MEMBERS = 2**16  # of one object: no field has more, and each that a schema does not know is an error of its own
 
 
 class JsonRoute(APIRoute):
@@ -77,6 +78,8 @@ def _refused(why: str) -> ApiError:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_MEMBERS:
+        raise _refused(f"holds an object with {len(pairs)} members: {MAX_MEMBERS} is the most")
     found = dict(pairs)
     if len(found) < len(pairs):
         seen = set[str]()

@@ -9,9 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -107,8 +112,7 @@ class Lifecycle:
                 here.flight.write_down(here.reason)
                 here.llm.fail_all(here.reason)
                 await asyncio.sleep(LINGER_S)
-                logging.shutdown()
-                os._exit(1)  # the engine's thread hangs: nothing can end it
+                leave(1)  # the engine's thread hangs: nothing can end it
 
     async def _watch_connections(self) -> None:
         """Clients that neither send nor read on are not waited for without end."""
@@ -144,6 +148,32 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._lifecycle.signalled(sig)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process now, without Python's own way out: that aborts it where another thread is inside native code."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, full, or never there
+            stream.flush()
+    os._exit(status)
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """While a model is loaded SIGINT and SIGTERM end the process at once, with 128 + the signal: nobody waits for an answer yet.
+
+    That a handler is set at all is what lets the first process of a container be ended.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+    before = {number: signal.signal(number, lambda number, frame: leave(128 + number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def listen(host: str, port: int) -> socket.socket:

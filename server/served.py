@@ -39,6 +39,7 @@ class Served:
     status: Status = "ready"
     reason: str = ""  # why it is not ready
     num_active: int = 0  # requests of /v1 that were not answered yet
+    long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, so that it takes no more than one thread from others
     tallies: Tallies = field(init=False)
     flight: FlightRecorder = field(init=False)
     access_log: AccessLog = field(init=False)
