@@ -74,16 +74,20 @@ class Lifecycle:
         if here.status == "ready":
             here.status, here.reason = "draining", "shutting down"
         logger.info("shutting down: %d requests may finish within %g s", here.num_active, patience)
-        end = asyncio.get_running_loop().time() + patience
-        while here.num_active and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(POLL_S)
+        await self._until_answered(patience)
         if here.num_active:
             logger.warning("%d requests did not finish in time and are ended", here.num_active)
             await here.llm.abort_all()
-            end = asyncio.get_running_loop().time() + LINGER_S
-            while here.num_active and asyncio.get_running_loop().time() < end:
-                await asyncio.sleep(POLL_S)
+            await self._until_answered(LINGER_S)
+        if here.num_active:  # a step hangs, or a client does not read
+            here.llm.fail_all("it was shut down, and its step did not end")
+            await self._until_answered(LINGER_S)
         self._server.should_exit = True
+
+    async def _until_answered(self, limit_s: float) -> None:
+        end = asyncio.get_running_loop().time() + limit_s
+        while self._here.num_active and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(POLL_S)
 
     # --------------------------------------------------------------------- death
 

@@ -50,8 +50,10 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, without a traceback."""
-        fields = getattr(record, "fields", {})
-        return one_line(" ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in fields.items())]))
+        line, fields = super().formatMessage(record), getattr(record, "fields", None)
+        if fields is None:  # our own words, which may take several lines
+            return line
+        return one_line(" ".join([line, *(f"{name}={value}" for name, value in fields.items())]))
 
 
 def one_line(text: str) -> str:
