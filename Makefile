@@ -18,8 +18,10 @@ PIP_INSTALL := [ -t 1 ] || export PIP_QUIET=2; $(BIN)/python -m pip install --di
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # The folders as Python sees them, for tools that do not run an editable install's finder.
 TYPINGS := .typings/octavo
+# What the native library is built from: installed again when one changes.
+NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress soak check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak sanitize check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -67,8 +69,15 @@ bench: $(VENV)/.installed  ## measure on this machine
 	$(BIN)/python -m octavo.bench.command_start
 	$(BIN)/python -m octavo.bench.host_overhead
 
+sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and UndefinedBehaviorSanitizer
+	@OCTAVO_NATIVE_FLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize
+	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
+	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py
+
 clean:           ## remove all that make made
-	rm -rf .venv .venv-ci .typings build dist src/octavo.egg-info *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-ci .typings build dist src/octavo.egg-info *.egg-info core/native/*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 typings:
@@ -89,12 +98,12 @@ $(BIN)/python:
 	echo "Making $(VENV) with $$($$python --version)"; \
 	$$python -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing Octavo into $(VENV); torch is a large download"
 	@$(PIP_INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml setup.py constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing Octavo and what its tests need into $(VENV); torch is a large download"
 	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $(VENV)/.installed $@

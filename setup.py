@@ -1,10 +1,92 @@
-"""Maps the top-level folders into one package: `core/x.py` on disk is `octavo.core.x` in Python. All else is in pyproject.toml."""
+"""Maps the top-level folders into one package, and builds the native library where there is a C++ compiler. All else is in pyproject.toml.
 
-from setuptools import find_packages, setup
+`core/x.py` on disk is `octavo.core.x` in Python. The library (docs/adr/0012-native-library.md) needs a compiler and nothing else: every
+source in core/native is compiled once for each level of processors, and all objects become one shared library beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 FOLDERS = {"octavo": "src/octavo"} | {f"octavo.{folder}": folder for folder in ("core", "plugins", "server", "bench")}
+
+NATIVE = Path("core/native")
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]
+X86_LEVELS = {"avx2": ["-mavx2", "-mfma", "-mf16c"], "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+LEVELS = {"plain": []} | (X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {})
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"]
+FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"]
+FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own intrinsics raise them
+
+
+def compiler() -> list[str]:
+    """The C++ compiler and its own arguments; empty: there is none, or it is not wanted."""
+    if os.environ.get("OCTAVO_NO_NATIVE", "0") not in ("", "0"):
+        return []
+    asked = shlex.split(os.environ.get("CXX", ""))
+    names = [asked] if asked else [["g++"], ["c++"], ["clang++"]]
+    return next((name for name in names if shutil.which(name[0])), [])
+
+
+class BuildNative(build_ext):
+    """Compiles each source for each level. What cannot be built is told and left out: Octavo runs without."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The library is no Python module: its name says nothing of a Python version."""
+        return f"{os.path.join(*fullname.split('.'))}.so"
+
+    def build_extension(self, extension: Extension) -> None:
+        """One object a source and level, as many at a time as there are cores, then one library."""
+        objects = Path(self.build_temp) / "native"
+        objects.mkdir(parents=True, exist_ok=True)
+        extra = shlex.split(os.environ.get("OCTAVO_NATIVE_FLAGS", ""))
+        common = [*compiler(), *FLAGS, *extra]
+        jobs = {
+            objects / f"{source.stem}.{level}.o": [*common, *flags, f"-DOCTAVO_LEVEL={level}", "-c", str(source), "-o"]
+            for source in map(Path, extension.sources)
+            for level, flags in (LEVELS.items() if source.stem != "processor" else [("plain", [])])
+        }
+        target = Path(self.get_ext_fullpath(extension.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda job: subprocess.run([*job[1], str(job[0])], check=True), jobs.items()))
+            subprocess.run([*common, "-shared", *map(str, jobs), "-o", str(target)], check=True)
+        except (subprocess.CalledProcessError, OSError) as error:
+            target.unlink(missing_ok=True)
+            print(f"octavo: the native library could not be built, torch ops and sdpa will serve on a CPU ({error})", file=sys.stderr)
+
+
+class NativeWheel(bdist_wheel):
+    """A wheel with the library fits one platform and any Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """py3-none-<platform>, or py3-none-any."""
+        python, abi, plat = super().get_tag()
+        return ("py3", "none", plat) if self.distribution.has_ext_modules() else (python, abi, plat)
+
+
+extensions = []
+if compiler():
+    sources, headers = (sorted(map(str, NATIVE.glob(pattern))) for pattern in ("*.cpp", "*.h"))
+    extensions.append(Extension("octavo.core.native.liboctavo", sources, depends=headers, optional=True))
+else:
+    print("octavo: built without the native library (no C++ compiler, or OCTAVO_NO_NATIVE is set)", file=sys.stderr)
 
 setup(
     package_dir=FOLDERS,
     packages=[*FOLDERS, *(f"{name}.{sub}" for name, folder in FOLDERS.items() for sub in find_packages(folder))],
+    ext_modules=extensions,
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": NativeWheel},
 )

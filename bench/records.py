@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.bench.work import Work
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
@@ -26,6 +28,7 @@ class RequestRecord:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     token_ids: list[int] = field(default_factory=list)  # where they are known
+    num_counted: int | None = None  # output tokens as a server counts them, where their times are those of events only
 
     @property
     def succeeded(self) -> bool:
@@ -33,6 +36,26 @@ class RequestRecord:
         return self.finish_reason in ("length", "stop") and not self.error
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens made, never counted from text."""
+        return len(self.token_times) if self.num_counted is None else self.num_counted
+
+    @property
     def ttft(self) -> float | None:
         """Seconds from sending to the first token."""
         return self.token_times[0] - self.sent if self.token_times else None
+
+    @classmethod
+    def never_sent(cls, work: Work, index: int, now: float, *, because_of: RequestRecord) -> RequestRecord:
+        """Of a later turn, where an earlier one has no answer: it was asked for, and failed."""
+        item = work.items[index]
+        return cls(
+            index=index,
+            num_prompt_tokens=work.prompt_len(index),
+            max_tokens=item.output_len,
+            due=now,
+            sent=now,
+            ended=now,
+            class_name=item.class_name,
+            error=f"not sent: item {because_of.index}, which it goes on from, has no answer ({because_of.finish_reason})",
+        )

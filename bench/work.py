@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -26,6 +26,9 @@ class Item:
     def __post_init__(self) -> None:
         if self.output_len < 1 or not self.prompt:
             raise ValueError(f"an item needs at least one prompt token and one output token, not {len(self.prompt)} and {self.output_len}")
+
+
+_NAMES = tuple(entry.name for entry in fields(Item))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,5 +49,5 @@ class Work:
     @property
     def digest(self) -> str:
         """sha256 of the items, in hex: two runs with the same one asked for the same."""
-        items = json.dumps([asdict(item) for item in self.items], separators=(",", ":"), sort_keys=True)
+        items = json.dumps([{name: getattr(item, name) for name in _NAMES} for item in self.items], separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(items.encode()).hexdigest()

@@ -22,7 +22,7 @@ from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.deadlines import Deadlines
 from octavo.core.errors import EngineError, EngineStuckError, OutOfMemoryError, PluginContractError
 from octavo.core.execution import Runner, StepResult
-from octavo.core.flight import Flight, step_report
+from octavo.core.flight import Flight, StepReports
 from octavo.core.forks import split, unborn
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.intake import make_request
@@ -75,6 +75,7 @@ class Engine:
         self.relief = Relief(scheduler)
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size=vocab_size)
         self.observers = Observers()
+        self.reports = StepReports(scheduler=scheduler, kv=kv, observers=self.observers, token_times=self.token_times)
         self.requests: dict[str, Request] = {}
         self.num_taken = 0  # requests since the start
         self.wait_until: float | None = None  # nothing to do before then: a policy waits for company
@@ -214,6 +215,7 @@ class Engine:
         for chunk in flight.plan.chunks:
             if chunk.sequence.request.first_scheduled is None:
                 chunk.sequence.request.first_scheduled = flight.started
+        self.reports.planned(flight)
         self._flying.append(flight)
         try:
             flight.handle = self.runner.submit(flight.plan)
@@ -230,7 +232,8 @@ class Engine:
             begun = self.clock.now()
             self.token_times.begin(begun)
             self._apply(flight, result)
-            flight.seconds.update(result.seconds, apply=self.clock.now() - begun)
+            flight.ended = self.clock.now()
+            flight.seconds.update(result.seconds, apply=flight.ended - begun)
         except BaseException as error:
             self._flying.appendleft(flight)
             self._rollback(error)
@@ -369,11 +372,7 @@ class Engine:
 
     def _tell(self, flight: Flight, error: str = "") -> None:
         """Report a step that is over to whoever listens."""
-        events = self.kv.drain_events() if self.kv.observed else []
-        if not self.observers.wanted("step_finished"):
-            return
-        report = step_report(flight, scheduler=self.scheduler, kv=self.kv, events=events, token_times=self.token_times, error=error)
-        self.observers.tell("step_finished", report)
+        self.reports.tell(flight, ended=self.clock.now() if flight.ended is None else flight.ended, error=error)
 
     def close(self) -> None:
         """Abort everything and give device memory back."""

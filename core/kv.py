@@ -55,13 +55,18 @@ class KVStats:
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
-    """One block or region changed hands. `owner` is a sequence's id, `key` the prefix hash in hex."""
+    """One block or region changed hands. `owner` is a sequence's id, `key` the prefix hash in hex.
+
+    `filled`, of one that is released: how many of its slots, the first ones, were written since it was taken from the free ones. Whoever
+    gives it back last says what became of it.
+    """
 
     kind: Literal["taken", "released", "cached", "evicted"]
     start: int  # first slot
     count: int  # slots
     owner: str = ""
     key: str = ""
+    filled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

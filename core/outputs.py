@@ -157,20 +157,24 @@ class StepReport:
 
     step: int
     time: float  # at the start, on the engine's clock
+    end: float  # when its result was applied
     num_waiting: int
     num_running: int
     num_rows: int
     num_tokens: int
     num_sampled: int
+    num_recomputed: int  # tokens that were computed before, and lost in a preemption
     num_drafted: int  # tokens guessed by speculative decoding and checked
     num_accepted: int  # of these, tokens that the model would have chosen itself
     idle_rows: int
     num_preempted: int
     num_failed: int
     transfers: dict[str, int]  # slots moved, by kind
-    usage: KVUsage
+    usage: KVUsage  # when it was over
+    usage_running: KVUsage  # while it ran: planned, and nothing written yet
     stats: KVStats
-    events: tuple[BlockEvent, ...]  # blocks that changed hands, where `Allocator.observed` is set
+    events: tuple[BlockEvent, ...]  # blocks that changed hands since the last report, where `Allocator.observed` is set
+    num_events_planned: int  # the first of these happened before it ran, the others when its result was applied
     seconds: dict[str, float] = field(default_factory=dict)  # schedule, inputs, forward, sample, apply
     starts: tuple[int, ...] = ()  # of each row, its first position in this step
     lengths: tuple[int, ...] = ()  # and how many tokens of it run

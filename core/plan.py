@@ -60,6 +60,7 @@ class BatchPlan:
     wait_until: float | None = None
     dead_rows: int = 0  # rows of ended requests that a static batch still computes
     idle_rows: int = 0  # rows of the batch that produce nothing in this step, computed or not
+    num_recomputed: int = 0  # tokens that were computed before, and lost in a preemption
 
     def __bool__(self) -> bool:
         """There is something for a runner to do."""

@@ -107,9 +107,12 @@ class PlanBuilder:
         chunks = tuple(self._chunks.values())
         if self._proposer is not None:
             chunks = tuple(self._with_drafts(chunk, self._proposer) for chunk in chunks)
+        num_recomputed = 0
         for chunk in chunks:
             sequence, request = chunk.sequence, chunk.sequence.request
             sequence.num_scheduled = chunk.start + chunk.length
+            if chunk.start < sequence.num_reached:
+                num_recomputed += min(chunk.start + chunk.length, sequence.num_reached) - chunk.start
             if chunk.samples and (chunk.drafts or request.reads_output or request.samples_jointly):
                 sequence.awaited = chunk
         return BatchPlan(
@@ -120,6 +123,7 @@ class PlanBuilder:
             wait_until,
             dead_rows,
             idle_rows,
+            num_recomputed,
         )
 
     def _with_drafts(self, chunk: Chunk, proposer: Proposer) -> Chunk:

@@ -50,6 +50,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of `output`, where they were asked for
     num_computed: int = 0
     num_scheduled: int = 0
+    num_reached: int = 0  # most positions that were computed before a preemption: up to here it computes again
     status: Status = Status.NEW
     epoch: int = 0
     awaited: Chunk | None = None
@@ -104,6 +105,7 @@ class Sequence:
     def new_epoch(self, status: Status) -> None:
         """Forget all progress; results in flight are void from now on."""
         self.epoch += 1
+        self.num_reached = max(self.num_reached, self.num_computed)
         self.num_computed = self.num_scheduled = 0
         self.awaited = None
         self.status = status

@@ -32,11 +32,11 @@ class BlockWatch:
         """Take down what happened up to now, between two steps. Returns the number of this look, for `states`."""
         snapshot = None
         if self.on:
-            self._events += engine.kv.drain_events()
+            self._events += engine.reports.drain_events()
         else:
             self.on = engine.kv.observed = True
             self._engine = engine
-            engine.kv.drain_events()
+            engine.reports.drain_events()
             engine.observers.add(self)
             snapshot = engine.kv.snapshot()
         self._looks += 1

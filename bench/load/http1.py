@@ -168,6 +168,7 @@ def post(path: str, body: bytes, *, host: str, headers: dict[str, str] | None = 
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def get(path: str, *, host: str) -> bytes:
+def get(path: str, *, host: str, headers: dict[str, str] | None = None) -> bytes:
     """A GET request."""
-    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+    return "\r\n".join([*lines, "", ""]).encode()

@@ -13,17 +13,21 @@ def report(*, rows: int, filled: int = 0, held: int = 0, cached: int = 0, **numb
     nothing = {
         "step": 0,
         "time": 0.0,
+        "end": 0.0,
         "num_waiting": 0,
         "num_running": 0,
         "num_sampled": 0,
+        "num_recomputed": 0,
         "num_drafted": 0,
         "num_accepted": 0,
         "num_failed": 0,
         "transfers": {},
         "events": (),
+        "num_events_planned": 0,
     }
     counts = {"idle_rows": 0, "num_preempted": 0, "num_tokens": rows, "stats": KVStats(), **numbers}
-    return StepReport(**nothing, num_rows=rows, usage=KVUsage(filled, held, 0, cached, 100 - filled - held - cached), **counts)
+    usage = KVUsage(filled, held, 0, cached, 100 - filled - held - cached)
+    return StepReport(**nothing, num_rows=rows, usage=usage, usage_running=usage, **counts)
 
 
 def test_steps_are_added_up() -> None:

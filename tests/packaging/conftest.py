@@ -16,12 +16,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MAPPING = {"src/octavo": "octavo"} | {folder: f"octavo/{folder}" for folder in ("core", "plugins", "server", "bench")}
-UNTRACKED = shutil.ignore_patterns(".git", ".venv*", ".typings", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist")
+UNTRACKED = shutil.ignore_patterns(
+    ".git", ".venv*", ".typings", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist", "*.so"
+)
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     """What `command` prints, run with an environment in which nothing leads back to the checkout."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_", "VIRTUAL_ENV"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_", "VIRTUAL_ENV", "OCTAVO_"))}
+    environment |= variables
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -32,9 +35,9 @@ class Environment(NamedTuple):
 
     folder: Path
 
-    def install(self, *arguments: str | Path) -> None:
+    def install(self, *arguments: str | Path, **variables: str) -> None:
         pip = ("-m", "pip", "--python", self.folder / "bin" / "python", "install", "--quiet", "--no-index", "--no-deps")
-        run(sys.executable, *pip, "--no-build-isolation", *arguments, cwd=self.folder)
+        run(sys.executable, *pip, "--no-build-isolation", *arguments, cwd=self.folder, **variables)
 
     def python(self, code: str) -> str:
         """What `code` prints, run outside the checkout."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import re
 import tarfile
 import tomllib
 import zipfile
@@ -11,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.packaging.conftest import run
+
 pytestmark = pytest.mark.slow
+
+LIBRARY = "octavo/core/native/liboctavo.so"
 
 
 def names(wheel: Path) -> set[str]:
@@ -23,9 +28,37 @@ def project(root: Path) -> dict[str, Any]:
 
 
 def test_the_wheel_holds_every_module_and_nothing_else(distributions, packaged):
-    """Each .py of the five folders is under octavo/, py.typed too, and besides there is only metadata."""
+    """Each .py of the five folders is under octavo/, py.typed and the native library too, and besides there is only metadata."""
     files = {name for name in names(distributions.wheel) if ".dist-info/" not in name}
-    assert files == {*packaged.values(), "octavo/py.typed"}
+    assert files == {*packaged.values(), "octavo/py.typed", LIBRARY}
+
+
+def test_the_wheel_is_for_this_platform_and_any_python(distributions):
+    """The library calls nothing of Python, so one wheel a platform is enough."""
+    assert re.fullmatch(r"octavo-.*-py3-none-(?!any)\w+\.whl", distributions.wheel.name)
+
+
+def test_the_library_needs_no_python_and_no_torch(installed):
+    """Of shared libraries it asks for the compiler's and OpenMP's alone, and each level's functions are there."""
+    code = (
+        "from octavo.core.native import absence, load\n"
+        "from octavo.core.native.library import levels\n"
+        "print(absence(), levels()[0], load('plain').level)"
+    )
+    assert installed.python(code) == "None plain plain"
+    (library,) = installed.folder.rglob("liboctavo.so")
+    needed = run("readelf", "--dynamic", library, cwd=installed.folder)
+    assert set(re.findall(r"NEEDED.*\[(\w+)", needed)) <= {"libgomp", "libgcc_s", "libstdc", "libm", "libc", "ld"}
+
+
+@pytest.mark.parametrize(("variable", "value"), [("OCTAVO_NO_NATIVE", "1"), ("CXX", "/no/such/compiler"), ("CXX", "false")])
+def test_octavo_installs_without_a_compiler(environment, tree, variable, value):
+    """Not wanted, not there, or one that fails: the install succeeds, the library is absent, and it is said why and what to do."""
+    environment.install(tree, **{variable: value})
+    reason = environment.python("from octavo.core.native import absence; print(absence())")
+    assert "there was no C++ compiler when it was built, or OCTAVO_NO_NATIVE was set; install one" in reason
+    assert "octavo" in environment.command("--help")
+    assert list(environment.folder.rglob("liboctavo.so")) == []
 
 
 def test_only_octavo_is_importable(distributions, installed):
@@ -45,6 +78,7 @@ def test_the_sdist_builds_the_same_wheel(distributions):
     with tarfile.open(distributions.sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "core/__init__.py", "src/octavo/py.typed"} <= files
+    assert {"core/native/vec.h", "core/native/norm.cpp", "core/native/processor.cpp"} <= files
     assert names(distributions.wheel_of_sdist) == names(distributions.wheel)
 
 
@@ -80,8 +114,9 @@ def test_the_built_in_plugins_are_entry_points(installed, root):
 
 
 def test_an_editable_install_sees_new_modules(environment, tree):
-    """Packages and modules added after the install are importable at once, in mapped folders too."""
+    """Packages and modules added after the install are importable at once, in mapped folders too; the library lies in the tree."""
     environment.install("--editable", tree)
+    assert (tree / "core/native/liboctavo.so").exists()
     for module in ("core/fresh/__init__.py", "core/fresh/leaf.py", "plugins/schedulers/fresh.py", "src/octavo/fresh.py"):
         (tree / module).parent.mkdir(exist_ok=True)
         (tree / module).write_text("here = True\n")

@@ -212,7 +212,7 @@ class ContiguousAllocator(Allocator):
         self._num_filled -= seat.num_filled
         family.num_open -= 1
         if seat.length:
-            self._tell("released", seat.start, seat.length, sequence.id)
+            self._tell("released", seat.start, seat.length, sequence.id, filled=seat.num_filled)
             if request.beam_width and family.num_open:
                 self._add_spare(request, [seat.start])
             else:
@@ -358,10 +358,10 @@ class ContiguousAllocator(Allocator):
         self._transfers.append(Transfer(kind, source, target, count))
         self._moves += 1
 
-    def _tell(self, kind: Literal["taken", "released"], start: int, count: int, owner: str) -> None:
+    def _tell(self, kind: Literal["taken", "released"], start: int, count: int, owner: str, *, filled: int = 0) -> None:
         """A region that no sequence has yet is its request's."""
         if self.observed:
-            self._events.append(BlockEvent(kind, start, count, owner))
+            self._events.append(BlockEvent(kind, start, count, owner, filled=filled))
 
     def _not_open(self, sequence: Sequence, what: str) -> PluginContractError:
         where = "suspended" if sequence in self._suspended else "never opened, or closed already"

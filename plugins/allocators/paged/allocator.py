@@ -195,11 +195,11 @@ class PagedAllocator(Allocator):
         self._release(sequence, table.blocks[::-1])
 
     def _release(self, sequence: Sequence, blocks: Seq[int]) -> None:
+        self._tell("released", sequence, blocks)
         for block in blocks:
             if self._pool.release(block):
                 self._num_filled -= self._filled[block]
                 self._filled[block] = 0
-        self._tell("released", sequence, blocks)
 
     # --------------------------------------------------------------- host memory
 
@@ -321,8 +321,10 @@ class PagedAllocator(Allocator):
 
     def _tell(self, kind: Literal["taken", "released"], sequence: Sequence, blocks: Seq[int]) -> None:
         if self.observed:
-            size = self.block_size
-            self._events += [BlockEvent(kind, block * size, size, sequence.id) for block in blocks]
+            size, filled = self.block_size, self._filled
+            self._events += [
+                BlockEvent(kind, block * size, size, sequence.id, filled=filled[block] if kind == "released" else 0) for block in blocks
+            ]
 
     def tell_content(self, kind: Literal["cached", "evicted"], block: int, key: str) -> None:
         """An event about what a block holds, from whoever keeps blocks by content."""

@@ -209,7 +209,7 @@ def test_events_follow_a_region_from_request_to_sequence_and_back() -> None:
         BlockEvent("taken", 8, 8, "r"),
         BlockEvent("released", 0, 8, "r"),
         BlockEvent("taken", 0, 8, "r/0"),
-        BlockEvent("released", 0, 8, "r/0"),
+        BlockEvent("released", 0, 8, "r/0", filled=4),
         BlockEvent("released", 8, 8, "r"),
     ]
 

@@ -33,7 +33,7 @@ def test_events_name_blocks_and_owners_and_only_while_observed() -> None:
         BlockEvent("taken", 8, 4, "r/0"),
         BlockEvent("taken", 4, 4, "r/1"),
         BlockEvent("taken", 8, 4, "r/1"),
-        BlockEvent("released", 8, 4, "r/1"),
+        BlockEvent("released", 8, 4, "r/1", filled=2),
         BlockEvent("taken", 12, 4, "r/1"),
     ]
     assert kv.drain_events() == []

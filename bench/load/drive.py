@@ -1,0 +1,186 @@
+"""`drive_http`: run a `Work` against a server, in an open or a closed loop, and record what each request saw.
+
+The same agenda as in process (`octavo.bench.agenda`); answers are read after the run, but those that a later turn goes on from.
+Must not know: engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from octavo.bench.agenda import Agenda
+from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.load.answers import fill, text_of
+from octavo.bench.load.client import Record, send
+from octavo.bench.load.http1 import Answer, Connection
+from octavo.bench.load.target import Decode, Target
+from octavo.bench.load.workload import Ask
+from octavo.bench.records import RequestRecord
+from octavo.bench.work import Work
+
+Progress = Callable[[RequestRecord], object]
+NOTHING = Ask({})  # what was asked is in the work
+
+
+def drive_http(
+    target: Target,
+    work: Work,
+    *,
+    concurrency: int | None = None,
+    timeout_s: float = 600.0,
+    progress: Progress | None = None,
+    decode: Decode | None = None,
+) -> list[RequestRecord]:
+    """One record an item, in the order of the work. Times are seconds after the start on this process's clock.
+
+    Without `concurrency` items are sent at their `at` (open loop), with it so many at once (closed loop). Whatever goes wrong is a record.
+    `progress` is told of each request that is over, before its answer was read. `decode` is needed where the target takes no ids.
+    Raises RunInterrupted after Ctrl-C, with the records so far; ValueError for a target that takes text and no `decode`.
+    """
+    if decode is None and not target.takes_ids:
+        raise ValueError("the target takes text: decode must make it")
+    run = _HttpRun(target, work, Agenda(work, concurrency=concurrency), timeout_s=timeout_s, progress=progress, decode=decode)
+    asyncio.run(run.run())
+    records = [run.records[index] for index in sorted(run.records)]
+    for record in records:
+        if (answer := run.answers.get(record.index)) is not None:
+            fill(record, answer, zero=run.zero)
+    if run.interrupted:
+        raise RunInterrupted(records)
+    return records
+
+
+class _HttpRun:
+    def __init__(
+        self, target: Target, work: Work, agenda: Agenda, *, timeout_s: float, progress: Progress | None, decode: Decode | None
+    ) -> None:
+        self.target = target
+        self.work = work
+        self.agenda = agenda
+        self.timeout_s = timeout_s
+        self.progress = progress
+        self.decode = decode
+        self.as_text = not (target.takes_ids and (target.gives_ids or all(item.after is None for item in work.items)))
+        self.records: dict[int, RequestRecord] = {}
+        self.answers: dict[int, Record] = {}
+        self.contexts: dict[int, tuple[int, ...] | str] = {}  # of items that a later turn follows: prompt and answer
+        self.idle: list[Connection] = []
+        self.live: dict[int, asyncio.Task[None]] = {}
+        self.changed = asyncio.Event()
+        self.ready = {index: self._request(index) for index, item in enumerate(work.items) if item.after is None}
+        self.zero = 0.0
+        self.interrupted = False
+        self.failure: Exception | None = None  # a fault of this client, not of the server
+
+    async def run(self) -> None:
+        self.zero = time.perf_counter()
+        try:
+            while self.agenda or self.live:
+                for index, due in self.agenda.due(self._now()):
+                    self.live[index] = asyncio.create_task(self._one(index, due))
+                self.changed.clear()
+                when = self.agenda.next_due
+                try:
+                    async with asyncio.timeout(None if when is None else max(0.0, when - self._now())):
+                        await self.changed.wait()
+                except TimeoutError:
+                    pass
+                if self.failure is not None:
+                    raise self.failure
+        except asyncio.CancelledError:  # Ctrl-C, as asyncio.run passes it on
+            self.interrupted = True
+            tasks = list(self.live.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for connection in self.idle:
+                await connection.closed()
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.zero
+
+    def _prompt(self, index: int) -> tuple[int, ...] | str:
+        item = self.work.items[index]
+        new = self.decode(item.prompt) if self.as_text and self.decode is not None else item.prompt
+        if item.after is None:
+            return new
+        before = self.contexts[item.after]
+        if isinstance(before, str) and isinstance(new, str):
+            return before + new
+        return (*(token for token in before if not isinstance(token, str)), *(token for token in new if not isinstance(token, str)))
+
+    def _request(self, index: int) -> bytes:
+        return self.target.ask(self._prompt(index), self.work.items[index].output_len)
+
+    async def _one(self, index: int, due: float) -> None:
+        item = self.work.items[index]
+        request = self.ready.pop(index, None) or self._request(index)
+        now = self._now()
+        record = RequestRecord(
+            index=index,
+            num_prompt_tokens=self.work.prompt_len(index),
+            max_tokens=item.output_len,
+            due=due,
+            sent=now,
+            ended=now,
+            class_name=item.class_name,
+        )
+        self.records[index] = record
+        try:
+            answer = await self._ask(request, due)
+            self.answers[index] = answer
+            record.sent, record.ended = answer.sent - self.zero, answer.ended - self.zero
+            answered = True
+            if self.agenda.followed(index):
+                answered = fill(record, answer, zero=self.zero).succeeded
+                prompt = self._prompt(index)
+                self.contexts[index] = prompt + text_of(answer) if isinstance(prompt, str) else (*prompt, *record.token_ids)
+        except asyncio.CancelledError:
+            record.ended, record.finish_reason, record.error = self._now(), "abort", "interrupted by Ctrl-C"
+            raise
+        except Exception as error:
+            self.failure = error
+        else:
+            self._over(record, answered)
+        finally:
+            self.live.pop(index, None)
+            self.changed.set()
+
+    async def _ask(self, request: bytes, due: float) -> Record:
+        """On a connection that is free or a new one; once more where a server hung up on an idle one just then."""
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.transport is not None and not connection.transport.is_closing():
+                record = await self._send(connection, request, due)
+                if not record.broken or record.answer.status or connection.transport is None:
+                    return record
+                break
+        try:
+            connection = await self.target.connect()
+        except OSError as error:
+            now = time.perf_counter()
+            return Record(ask=NOTHING, due=due, sent=now, ended=now, answer=Answer(), broken=f"no connection: {error.strerror or error}")
+        return await self._send(connection, request, due)
+
+    async def _send(self, connection: Connection, request: bytes, due: float) -> Record:
+        try:
+            record = await send(connection, NOTHING, request, due=due, timeout_s=self.timeout_s)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        if connection.transport is not None and not connection.transport.is_closing():
+            self.idle.append(connection)
+        return record
+
+    def _over(self, record: RequestRecord, answered: bool) -> None:
+        now = self._now()
+        lost = self.agenda.ended(record.index, record.ended, answered=answered)
+        if self.progress is not None:
+            self.progress(record)
+        for index in lost:
+            self.records[index] = missed = RequestRecord.never_sent(self.work, index, now, because_of=record)
+            if self.progress is not None:
+                self.progress(missed)

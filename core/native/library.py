@@ -1,0 +1,86 @@
+"""Loads the native library and binds its functions.
+
+Pointers go in as integers, from `Tensor.data_ptr()`: the caller keeps the tensors alive and has checked types, shapes and strides, since
+nothing is checked on the other side. Must not know: tensors, ops, kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_int64, c_void_p
+
+from octavo.core.errors import ConfigError
+from octavo.core.native import presence
+
+LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each needs all that those before it do
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+
+# The functions of core/native/*.cpp, in the order of their arguments.
+_SIGNATURES: dict[str, list[type]] = {
+    "norm": [c_int, c_void_p, *[c_int64] * 5, c_void_p, c_float, c_void_p, *[c_int64] * 2, c_int],
+    "rope": [c_int, c_void_p, *[c_int64] * 5, *[c_void_p] * 3, *[c_int64] * 2, c_int],
+    "silu_mul": [c_int, c_void_p, c_int64, c_void_p, *[c_int64] * 3, c_void_p, c_int],
+    "store_slots": [c_void_p, c_int64, c_void_p, *[c_int64] * 2, c_void_p, c_int],
+}
+
+
+class Library:
+    """The functions of one level: `library.norm(...)` is `octavo_norm_<level>` of C."""
+
+    norm: Callable[..., None]
+    rope: Callable[..., None]
+    silu_mul: Callable[..., None]
+    store_slots: Callable[..., None]
+
+    def __init__(self, loaded: ctypes.CDLL, level: str) -> None:
+        self.level = level
+        self._loaded = loaded
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(loaded, f"octavo_{name}_{level}")
+            function.argtypes, function.restype = arguments, None
+            setattr(self, name, function)
+
+    def advise_huge_pages(self, start: int, num_bytes: int) -> None:
+        """Ask the system for huge pages from address `start`, a multiple of a page; nothing happens where there are none."""
+        self._loaded.octavo_advise_huge_pages(c_void_p(start), c_int64(num_bytes))
+
+
+@functools.cache
+def _loaded(path: str) -> ctypes.CDLL:
+    import torch  # noqa: F401  (before ours, so that both use one OpenMP)
+
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise ConfigError(
+            f"the native library {path} cannot be loaded: {error}. Build it on this machine (install Octavo again from source), "
+            'or do without: ops.plugin = "torch", kernel.plugin = "sdpa"'
+        ) from error
+
+
+def levels() -> tuple[str, ...]:
+    """The levels that the library has and this processor runs, the best last. Raises ConfigError: the library is not there or is broken."""
+    if reason := presence.absence():
+        raise ConfigError(f"what was chosen {reason}")
+    loaded = _loaded(str(presence.path()))
+    return tuple(level for level in LEVELS if hasattr(loaded, f"octavo_norm_{level}") and loaded.octavo_processor_runs(level.encode()) == 1)
+
+
+@functools.cache
+def _library(path: str, level: str) -> Library:
+    return Library(_loaded(path), level)
+
+
+def load(level: str | None = None) -> Library:
+    """The library at a level: that one, else the one that OCTAVO_NATIVE_LEVEL names, else the best of this processor.
+
+    Raises ConfigError: see `levels`, or the level is unknown or not for this processor.
+    """
+    found = levels()
+    level = level or os.environ.get("OCTAVO_NATIVE_LEVEL") or found[-1]
+    if level not in found:
+        raise ConfigError(f"native level {level!r} (OCTAVO_NATIVE_LEVEL) cannot be used here; this processor runs {', '.join(found)}")
+    return _library(str(presence.path()), level)

@@ -1,0 +1,36 @@
+// What is known of the machine, compiled once for any processor: which levels it can run, and advice about memory.
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Whether this processor has the instructions of a level (see setup.py), and the system saves its registers.
+OCTAVO_EXPORT int octavo_processor_runs(const char* level) {
+    if (!strcmp(level, "plain")) return 1;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                 __builtin_cpu_supports("avx512vl");
+    if (!strcmp(level, "avx2")) return avx2;
+    if (!strcmp(level, "avx512")) return avx512;
+    if (!strcmp(level, "avx512_bf16")) return avx512 && __builtin_cpu_supports("avx512bf16");
+#endif
+    return 0;
+}
+
+// Ask for huge pages: weights are read from end to end, and 4 KiB pages spend as long on address translation as on data.
+// Only advice: where it is refused nothing changes.
+OCTAVO_EXPORT void octavo_advise_huge_pages(void* start, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    madvise(start, (size_t)bytes, MADV_HUGEPAGE);
+#else
+    (void)start, (void)bytes;
+#endif
+}

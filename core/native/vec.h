@@ -1,0 +1,231 @@
+// The vector layer: everything that differs between processors, and the only file with intrinsics.
+//
+// A source that includes it is compiled once a level; OCTAVO_LEVEL names the level and becomes namespace and symbol suffix.
+// Values are vectors of W floats (GCC's and Clang's vector extensions: + - * / and comparisons are the language's own).
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_PASTE_(a, b, c) a##b##_##c
+#define OCTAVO_PASTE(a, b, c) OCTAVO_PASTE_(a, b, c)
+// A function of the C ABI: OCTAVO_API(norm) is octavo_norm_avx2 at level avx2.
+#define OCTAVO_API(name) extern "C" __attribute__((visibility("default"))) void OCTAVO_PASTE(octavo_, name, OCTAVO_LEVEL)
+#define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+
+namespace octavo {
+namespace OCTAVO_LEVEL {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+
+// Storage types. Python passes them as 0, 1, 2.
+typedef float f32;
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+enum Type { F32 = 0, BF16 = 1, F16 = 2 };
+
+// Call f(T()) for the storage type of that number.
+template <class Function>
+OCTAVO_INLINE void for_type(int type, Function f) {
+    if (type == F32) f(f32());
+    else if (type == BF16) f(bf16());
+    else f(f16());
+}
+
+OCTAVO_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+OCTAVO_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+OCTAVO_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+OCTAVO_INLINE vf set1(float x) { return x - vf{}; }
+OCTAVO_INLINE vf max(vf a, vf b) { return a > b ? a : b; }  // b where one is NaN
+OCTAVO_INLINE vf min(vf a, vf b) { return a < b ? a : b; }
+
+// a * b + c, rounded once where the processor can.
+OCTAVO_INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+template <class Vector, class T>
+OCTAVO_INLINE Vector load_bits(const T* p) {
+    Vector v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+// ---- one float from and to 16 bits, as the vector forms below do it
+
+OCTAVO_INLINE float from_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+OCTAVO_INLINE uint32_t to_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+OCTAVO_INLINE float half_to_float(uint16_t h) {
+#if defined(__AVX2__)
+    return _cvtsh_ss(h);
+#else
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+    if (rest >= 0x7c00) return from_bits(sign | 0x7f800000 | (rest & 0x3ff) << 13);                // infinity, NaN
+    if (rest >= 0x400) return from_bits(sign | ((rest << 13) + ((127 - 15) << 23)));               // normal
+    return from_bits(sign | to_bits((float)rest * 0x1p-24f));                                      // subnormal or zero
+#endif
+}
+
+OCTAVO_INLINE uint16_t float_to_half(float x) {
+#if defined(__AVX2__)
+    return (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    uint32_t u = to_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
+    if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00);                                       // NaN
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);                                      // rounds to infinity
+    if (rest < 0x38800000) return (uint16_t)(sign | (to_bits(from_bits(rest) + 0.5f) - 0x3f000000));  // subnormal: units of 2^-24
+    rest += 0xfff + (rest >> 13 & 1);
+    return (uint16_t)(sign | (rest - ((127 - 15) << 23)) >> 13);
+#endif
+}
+
+OCTAVO_INLINE float to_float(f32 x) { return x; }
+OCTAVO_INLINE float to_float(bf16 x) { return from_bits((uint32_t)x.bits << 16); }
+OCTAVO_INLINE float to_float(f16 x) { return half_to_float(x.bits); }
+
+// ---- W values of a storage type
+
+OCTAVO_INLINE vf load(const f32* p) { return load_bits<vf>(p); }
+OCTAVO_INLINE vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_bits<vh>(p), vu) << 16); }
+OCTAVO_INLINE vf load(const f16* p) {
+    vh h = load_bits<vh>(p);
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps((__m256i)h);
+#elif defined(__AVX2__)
+    return _mm256_cvtph_ps((__m128i)h);
+#else
+    vf v;
+    for (int i = 0; i < W; i++) v[i] = half_to_float(h[i]);
+    return v;
+#endif
+}
+
+OCTAVO_INLINE vh to_bf16(vf v) {  // to nearest, ties to even
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh(v);
+#else
+    vu u = (vu)v;
+    vu rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    return __builtin_convertvector(v == v ? rounded : vu{} + 0x7fc0, vh);
+#endif
+}
+OCTAVO_INLINE vh to_f16(vf v) {
+#if defined(__AVX512F__)
+    return (vh)_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+    return (vh)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+#else
+    vh h;
+    for (int i = 0; i < W; i++) h[i] = float_to_half(v[i]);
+    return h;
+#endif
+}
+
+OCTAVO_INLINE void store(f32* p, vf v) { memcpy(p, &v, sizeof v); }
+OCTAVO_INLINE void store(bf16* p, vf v) {
+    vh h = to_bf16(v);
+    memcpy(p, &h, sizeof h);
+}
+OCTAVO_INLINE void store(f16* p, vf v) {
+    vh h = to_f16(v);
+    memcpy(p, &h, sizeof h);
+}
+
+// The first n of W values, the others 0; only those n are touched.
+template <class T>
+OCTAVO_INLINE vf load_first(const T* p, int64_t n) {
+    T all[W] = {};
+    memcpy(all, p, n * sizeof(T));
+    return load(all);
+}
+template <class T>
+OCTAVO_INLINE void store_first(T* p, vf v, int64_t n) {
+    T all[W];
+    store(all, v);
+    memcpy(p, all, n * sizeof(T));
+}
+
+// v as it comes back from storage in T.
+OCTAVO_INLINE vf rounded(f32, vf v) { return v; }
+OCTAVO_INLINE vf rounded(bf16, vf v) { return (vf)(__builtin_convertvector(to_bf16(v), vu) << 16); }
+OCTAVO_INLINE vf rounded(f16, vf v) {
+    f16 all[W];
+    store(all, v);
+    return load(all);
+}
+
+// Sum of all W, halves first.
+OCTAVO_INLINE float sum(vf v) {
+    float all[W];
+    memcpy(all, &v, sizeof v);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) all[i] += all[i + half];
+    return all[0];
+}
+OCTAVO_INLINE float highest(vf v) {
+    float all[W];
+    memcpy(all, &v, sizeof v);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) all[i] = all[i] > all[i + half] ? all[i] : all[i + half];
+    return all[0];
+}
+
+// e^x within 2 ulp for x from -87 to 88, clamped beyond (Cephes' polynomial).
+OCTAVO_INLINE vf exp(vf x) {
+    x = min(max(x, set1(-87.0f)), set1(88.0f));
+    const vf magic = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    vf n = fma(x, set1(1.44269504f), magic) - magic;
+    vf r = fma(n, set1(-0.693359375f), x);
+    r = fma(n, set1(2.12194440e-4f), r);
+    vf p = fma(set1(1.9875691500e-4f), r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(p, r * r, r) + 1.0f;
+    vi power = (__builtin_convertvector(n, vi) + 127) << 23;
+    return p * (vf)power;
+}
+
+// x * sigmoid(x)
+OCTAVO_INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
+
+}  // namespace OCTAVO_LEVEL
+}  // namespace octavo

@@ -1,0 +1,290 @@
+"""A work against a server: when requests are sent, what is read of the answers, and other kinds of servers. They are a test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.load.drive import drive_http
+from octavo.bench.load.target import Target, TargetError, find_out
+from octavo.bench.records import RequestRecord
+from octavo.bench.work import Item, Work
+
+Body = dict[str, Any]
+Reply = Callable[["Server", Body, asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def event(content: Any) -> bytes:
+    data = b"data: " + (content if isinstance(content, bytes) else json.dumps(content).encode()) + b"\n\n"
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def answer(status: int, content: Any) -> bytes:
+    body = json.dumps(content).encode()
+    return f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Server:
+    """Answers a completion with ids 1, 2, 3 ... as a stream, each as the text `t`; `knows` are the fields that it takes."""
+
+    def __init__(
+        self, *, reply: Reply | None = None, knows: Sequence[str] = ("ignore_eos", "return_token_ids"), text_only: bool = False
+    ) -> None:
+        self.reply = reply or Server.stream
+        self.knows = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options", *knows}
+        self.text_only = text_only
+        self.bodies: list[Body] = []
+        self.heads: list[str] = []
+        self.now = self.most = self.connections = 0
+        self.pause = 0.005
+        self.url = ""
+
+    async def stream(self, body: Body, writer: asyncio.StreamWriter) -> None:
+        """All tokens, one an event, then usage."""
+        writer.write(HEAD)
+        for number in range(body["max_tokens"]):
+            await asyncio.sleep(self.pause)
+            last = number + 1 == body["max_tokens"]
+            choice: Body = {"index": 0, "text": "t", "finish_reason": "length" if last else None}
+            if body.get("return_token_ids"):
+                choice["token_ids"] = [number + 1]
+            writer.write(event({"choices": [choice]}))
+        size = len(body["prompt"].split()) if isinstance(body["prompt"], str) else len(body["prompt"])
+        usage = {"prompt_tokens": size, "completion_tokens": body["max_tokens"], "prompt_tokens_details": {"cached_tokens": 2}}
+        writer.write(event({"choices": [], "usage": usage}) + event(b"[DONE]") + b"0\r\n\r\n")
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        self.connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heads.append(head)
+                if head.startswith("GET"):
+                    writer.write(answer(200, {"data": [{"id": "only-model"}]}))
+                    continue
+                length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
+                body = json.loads(await reader.readexactly(length))
+                self.now += 1
+                self.most = max(self.most, self.now)
+                unknown = set(body) - self.knows
+                if unknown or (self.text_only and not isinstance(body["prompt"], str)):
+                    writer.write(answer(400, {"error": {"message": f"unknown: {sorted(unknown)}"}}))
+                else:
+                    self.bodies.append(body)
+                    await self.reply(self, body, writer)
+                self.now -= 1
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """In a loop of its own, in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    listener = asyncio.run_coroutine_threadsafe(asyncio.start_server(server.handle, "127.0.0.1", 0), loop).result(10)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+    async def end() -> None:
+        listener.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def item(prompt: int = 3, output: int = 2, **fields: Any) -> Item:
+    return Item(prompt=tuple(range(10, 10 + prompt)), output_len=output, **fields)
+
+
+def work(*items: Item) -> Work:
+    return Work(name="test", items=items)
+
+
+def driven(server: Server, *items: Item, **settings: Any) -> list[RequestRecord]:
+    with serving(server):
+        return drive_http(Target(url=server.url, model="m"), work(*items), **settings)
+
+
+def test_an_open_loop() -> None:
+    """Each at its time, on connections that are kept; times are those of the events, and all that the server says is recorded."""
+    server = Server()
+    seen: list[int] = []
+    records = driven(server, item(output=3), item(prompt=4, at=0.05), item(at=0.3), progress=lambda record: seen.append(record.index))
+    assert [record.due for record in records] == [0.0, 0.05, 0.3] and seen == [0, 1, 2]
+    for record in records:
+        assert record.finish_reason == "length" and record.succeeded and record.num_cached_tokens == 2
+        assert record.due <= record.sent < record.token_times[0] and record.token_times == sorted(record.token_times)
+        assert record.token_times[-1] <= record.ended and record.first_scheduled is None
+    assert [record.token_ids for record in records] == [[1, 2, 3], [1, 2], [1, 2]]
+    assert [record.num_prompt_tokens for record in records] == [3, 4, 3]
+    assert server.connections <= 2
+    assert server.bodies[0] == {
+        "model": "m", "prompt": [10, 11, 12], "max_tokens": 3, "temperature": 0, "stream": True, "ignore_eos": True,
+        "return_token_ids": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_closed_loop(concurrency: int) -> None:
+    """So many at once and no more, whatever their times say; due when a seat fell free."""
+    server = Server()
+    records = driven(server, *(item(at=50.0 * n) for n in range(9)), concurrency=concurrency)
+    assert server.most == server.connections == concurrency
+    assert sum(record.due == 0.0 for record in records) == concurrency
+    ends = {record.ended for record in records}
+    assert all(record.due in ends for record in records if record.due)
+
+
+def test_a_conversation() -> None:
+    """A later turn brings what was said before it, as ids; without ids from the server, as text."""
+    turns = (item(prompt=2, output=2), item(prompt=1, output=1, after=0, pause=0.05))
+    server = Server()
+    first, second = driven(server, *turns)
+    assert server.bodies[1]["prompt"] == [10, 11, 1, 2, 10] and second.num_prompt_tokens == 5
+    assert second.due == pytest.approx(first.ended + 0.05)
+    server = Server(knows=())
+    with serving(server):
+        target = Target(url=server.url, model="m", gives_ids=False, extras={})
+        drive_http(target, work(*turns), decode=lambda ids: " ".join(map(str, ids)))
+    assert [body["prompt"] for body in server.bodies] == ["10 11", "10 11tt10"]
+
+
+async def hang_up(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + event({"choices": [{"index": 0, "text": "t", "token_ids": [1]}]}))
+    writer.close()
+
+
+def refusing(status: int) -> Reply:
+    async def refuse(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(status, {"error": {"message": "no"}}))
+
+    return refuse
+
+
+async def silent(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(5)
+
+
+async def garbage(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + event(b"{nonsense") + b"0\r\n\r\n")
+
+
+async def in_one_piece(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(200, {"choices": [{"index": 0, "text": "t", "finish_reason": "length"}]}))
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "error"),
+    [
+        (hang_up, "error", "the server hung up"),
+        (refusing(400), "refused", "400: no"),
+        (refusing(503), "refused", "503: no"),
+        (refusing(500), "error", "500: no"),
+        (refusing(408), "timeout", "408: no"),
+        (silent, "timeout", "no whole answer within 0.2 s"),
+        (garbage, "error", "status 200, and not what an OpenAI-compatible server answers"),
+        (in_one_piece, "error", "an answer in one piece"),
+    ],
+)
+def test_what_goes_wrong_is_a_record(reply: Reply, reason: str, error: str) -> None:
+    """And ends its conversation; the others go on."""
+    records = driven(Server(reply=reply), item(), item(after=0), item(), timeout_s=0.2)
+    assert [record.finish_reason for record in records] == [reason, "", reason]
+    assert error in records[0].error and not any(record.succeeded for record in records)
+    assert records[1].error == f"not sent: item 0, which it goes on from, has no answer ({reason})"
+
+
+def test_a_server_that_is_gone() -> None:
+    """No connection is an error like others, at once."""
+    with serving(Server()) as server:
+        target = Target(url=server.url, model="m")
+    (record,) = drive_http(target, work(item()))
+    assert record.finish_reason == "error" and record.error.startswith("no connection: ")
+
+
+def test_a_server_that_closes_idle_connections() -> None:
+    """Whoever is asked on a connection that the server has just closed is asked again on a new one."""
+
+    async def once(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+        await server.stream(body, writer)
+        await writer.drain()
+        writer.close()
+
+    records = driven(Server(reply=once), *(item(output=1, at=n * 0.02) for n in range(6)))
+    assert [record.finish_reason for record in records] == ["length"] * 6
+
+
+def test_ctrl_c_keeps_what_is_done() -> None:
+    """Answered ones are whole, those under way aborted, later ones absent."""
+    server = Server()
+    server.pause = 0.02
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(RunInterrupted) as caught:
+        driven(server, item(), item(output=500), item(at=60.0))
+    assert [record.finish_reason for record in caught.value.records] == ["length", "abort"]
+    assert caught.value.records[0].token_ids == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("server", "takes_ids", "gives_ids", "extras", "differences"),
+    [
+        (Server(), True, True, {"ignore_eos", "return_token_ids"}, ""),
+        (Server(knows=["ignore_eos"]), True, False, {"ignore_eos"}, "it gives no token ids"),
+        (Server(knows=[]), True, False, set(), "it knows no ignore_eos"),
+        (Server(knows=[], text_only=True), False, False, set(), "it takes no token ids"),
+    ],
+)
+def test_what_a_server_takes_is_found_out(server: Server, takes_ids: bool, gives_ids: bool, extras: set[str], differences: str) -> None:
+    """By asking shortly; the model's name too. What differs from Octavo's own server is said."""
+    decode = lambda ids: " ".join(map(str, ids))  # noqa: E731
+    with serving(server):
+        found = asyncio.run(find_out(Target(url=server.url, headers={"Authorization": "Bearer k"}), [1, 2, 3], decode=decode))
+        assert (found.model, found.takes_ids, found.gives_ids, set(found.extras)) == ("only-model", takes_ids, gives_ids, extras)
+        assert differences in found.differences and bool(found.differences) != found.is_like_ours
+        (record,) = drive_http(found, work(item(output=4)), decode=decode)
+    assert (record.num_prompt_tokens, record.num_output_tokens, len(record.token_times)) == (3, 4, 4)
+    assert record.succeeded and all("Authorization: Bearer k" in head for head in server.heads)
+
+
+def test_targets_that_are_none() -> None:
+    """Each with what is wrong."""
+    with pytest.raises(TargetError, match=r"the base URL 'https://x' is not http://HOST:PORT"):
+        Target(url="https://x")
+    with serving(Server()) as server:
+        gone = Target(url=server.url)
+    with pytest.raises(TargetError, match="no server answers at http:"):
+        asyncio.run(find_out(gone, [1]))
+    with serving(Server(reply=refusing(404))) as server, pytest.raises(TargetError, match="does not answer a short request: 404: no"):
+        asyncio.run(find_out(Target(url=server.url, model="m"), [1]))
+    with pytest.raises(ValueError, match="decode must make it"):
+        drive_http(replace(gone, takes_ids=False), work(item()))
+
+
+def test_a_prefix_in_the_address() -> None:
+    """Is kept before every path."""
+    assert Target(url="http://h:1/api/").path("/v1/models") == "/api/v1/models"
