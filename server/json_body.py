@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo.server.errors import GONE, ApiError
 
+MAX_BRACKETS = 100_000  # that open a list or an object: millions of them would keep the event loop, and everybody, for many seconds
 MAX_DEPTH = 100  # lists and objects in each other: JSON schemas have some, and whoever reads them recursively must get through
 MAX_MEMBERS = 2**16  # of one object: no field has more, and each that a schema does not know is an error of its own
 
@@ -53,6 +54,9 @@ def parse(data: bytes) -> Any:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise _refused(f"is not UTF-8: byte {data[error.start]:#04x} at {error.start}") from error
+    brackets = text.count("[") + text.count("{")
+    if brackets > MAX_BRACKETS:
+        raise _refused(f"holds {brackets:,} opening brackets, more than {MAX_BRACKETS:,}: send it in several requests")
     try:
         content = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
@@ -61,7 +65,7 @@ def parse(data: bytes) -> Any:
         raise _refused(f"is nested deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:  # a whole number of thousands of digits
         raise _refused(f"holds a number that is too long: {error}") from error
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth_above(content, MAX_DEPTH):
+    if brackets > MAX_DEPTH and _depth_above(content, MAX_DEPTH):
         raise _refused(f"is nested deeper than {MAX_DEPTH} levels")
     if "\\ud" in text or "\\uD" in text:
         try:
