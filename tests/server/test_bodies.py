@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from octavo.server import errors
-from octavo.server.json_body import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS
+from octavo.server.errors import ApiError
+from octavo.server.json_body import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, parse
 from tests.server.conftest import serve
 
 CHAT = "/v1/chat/completions"
@@ -77,6 +78,16 @@ def test_millions_of_lists_are_refused_before_they_are_read(http: httpx2.Client,
     monkeypatch.setattr("octavo.server.json_body.json.loads", lambda *_, **__: pytest.fail("it was read"))
     too_many = b'{"prompt": [' + b"[1]," * (MAX_BRACKETS - 1) + b"[1]]}"
     assert f"more than {MAX_BRACKETS:,}" in http.post("/v1/completions", content=too_many, headers=JSON).text
+
+
+def test_brackets_in_a_text_open_nothing() -> None:
+    """A prompt of JSON or code is not refused for them, whatever it escapes; a text that never ends is looked at once."""
+    prompt = '[{"a": "b\\"}]' * MAX_BRACKETS
+    assert parse(json.dumps({"prompt": prompt}).encode()) == {"prompt": prompt}
+    with pytest.raises(ApiError, match="opening brackets"):
+        parse(json.dumps({"prompt": prompt, "ids": [[1]] * MAX_BRACKETS}).encode())
+    with pytest.raises(ApiError, match="not valid JSON"):
+        parse(b"{" * 10 + b'"' + b'\\"[' * 2_000_000)
 
 
 def test_pairs_of_surrogates_and_nul_are_characters(http: httpx2.Client) -> None:
