@@ -82,6 +82,6 @@ def prefix_bound(cold: Sequence[Run], warm: Sequence[Run]) -> float:
 
 def headline(claim: ClaimSpec) -> str:
     """The claim in words."""
-    bounds = [f"at least {claim.at_least:g}"] * (claim.at_least is not None) + [f"at most {claim.at_most:g}"] * (claim.at_most is not None)
+    bounds = [f"{word} {value:g}" for word, value in (("at least", claim.at_least), ("at most", claim.at_most)) if value is not None]
     unit = " of what the hits allow" if claim.of_bound else "x"
     return f"{claim.scenario}: {claim.cell} has {' and '.join(bounds)}{unit} its parent's {claim.measure}"

@@ -10,8 +10,8 @@ from typing import Any
 
 from octavo.bench.ablation.cells import Cell, check_one_change, make_cells, parts_of
 from octavo.bench.ablation.engines import Engines
-from octavo.bench.ablation.result import AGAIN, CellInfo
-from octavo.bench.ablation.spec import AblationSpec
+from octavo.bench.ablation.result import CellInfo
+from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.core.assembly import BuiltEngine
 from octavo.core.errors import IncompatibleStackError, InvalidOptionsError
 

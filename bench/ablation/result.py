@@ -19,14 +19,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from octavo.bench.ablation.agreement import Outputs
 from octavo.bench.ablation.measures import Measure, find_measure
-from octavo.bench.ablation.spec import AblationSpec
+from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.intervals import Interval, Verdict, ratio_interval, verdict
 from octavo.bench.runs import Run, is_complete
 from octavo.core.errors import ResultError
 
 SCHEMA_VERSION = 1
 FILE = "ablation.json"
-AGAIN = " (again)"  # the first baseline a second time: the noise floor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

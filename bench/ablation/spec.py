@@ -33,6 +33,7 @@ from octavo.core.suggest import did_you_mean
 Sections = dict[str, Any]
 """Settings as a config file has them: by section."""
 
+AGAIN = " (again)"  # the first baseline a second time: the noise floor
 NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._=,()+-]*$"  # also a folder's name
 
 
@@ -134,6 +135,8 @@ class AblationSpec(_Strict):
     @classmethod
     def _names(cls, found: dict[str, Any]) -> dict[str, Any]:
         for name in found:
+            if name.endswith(AGAIN):
+                raise ValueError(f"{name!r}: names that end in {AGAIN!r} are for the noise floor")
             if not re.match(NAME, name):
                 raise ValueError(f"{name!r} is no name: letters, digits, blanks and ._=,()+- after a letter or digit")
         return found

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from octavo.bench.ablation.claims import headline, judge
-from octavo.bench.ablation.result import AGAIN, AblationResult, CellInfo, Comparison
+from octavo.bench.ablation.result import AblationResult, CellInfo, Comparison
+from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import CellSummary, Speed, summarise
 
 UNKNOWN = "-"

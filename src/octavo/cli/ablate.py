@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from octavo.bench.ablation.cells import stack_spec
 from octavo.bench.ablation.presets import find_spec, preset_names
-from octavo.bench.ablation.spec import AblationSpec
+from octavo.bench.ablation.spec import AblationSpec, read_spec
 from octavo.cli import COMMANDS
 from octavo.cli.settings import say
 from octavo.core.errors import InvalidOptionsError
@@ -90,13 +90,18 @@ def _what(args: argparse.Namespace) -> tuple[AblationSpec, Path]:
     spec = find_spec(args.spec or "quick")
     changes: dict[str, Any] = {name: value for name in ("model", "repeats", "seed") if (value := getattr(args, name)) is not None}
     if args.baseline is not None:
-        changes |= {"name": args.spec or "two stacks", "summary": "", "cells": stack_spec(args.baseline, args.candidate), "claims": ()}
+        changes |= {
+            "name": spec.name if args.spec else "two stacks",
+            "summary": "",
+            "cells": stack_spec(args.baseline, args.candidate),
+            "claims": (),
+        }
     settings = from_command_line(args.settings)
     if settings:
         changes["scenarios"] = {
             name: scenario.model_copy(update={"settings": merge(scenario.settings, settings)}) for name, scenario in spec.scenarios.items()
         }
-    spec = AblationSpec.model_validate({**dict(spec), **changes})
+    spec = read_spec({**dict(spec), **changes}, origin=spec.name)
     folder = Path(args.out or f"ablation-{spec.name.replace(' ', '-')}-{time.strftime('%Y%m%d-%H%M%S')}")
     if folder.exists() and any(folder.iterdir()):
         raise InvalidOptionsError(f"--out {folder}: it is not empty; name another folder, or go on in it with --resume {folder}")

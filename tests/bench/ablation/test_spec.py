@@ -68,6 +68,9 @@ def test_a_file(tmp_path: Path) -> None:
         ({"cells": {"a": {"parent": "b"}, "b": {"parent": "a"}}}, "cells.a.parent: 'a' is its own ancestor"),
         ({"cells": {"a": {}, "b": {"parent": "a", "preset": "orca"}}}, "cells.b: a cell starts from its parent or from a preset"),
         ({"cells": {"../x": {}}}, "cells: '../x' is no name"),
+        ({"cells": {"x (again)": {}}}, "cells: 'x (again)': names that end in ' (again)' are for the noise floor"),
+        ({"claims": [{"scenario": "a", "cell": "two", "measure": "req/s", "at_least": 1}]}, "claims.0.cell: there is none called 'two'"),
+        ({"claims": [{"scenario": "a", "cell": "one", "measure": "req/s"}]}, "claims.0: set at_least, at_most or both"),
         ({"name": "a/b"}, "name: String should match pattern"),
     ],
 )
