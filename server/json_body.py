@@ -20,6 +20,7 @@ from octavo.server.errors import GONE, ApiError
 
 MAX_BRACKETS = 100_000  # that open a list or an object: millions of them would keep the event loop, and everybody, for many seconds
 MAX_DEPTH = 100  # lists and objects in each other: JSON schemas have some, and whoever reads them recursively must get through
+MAX_MEMBERS = 2**16  # of one object: no field has more, and each that a schema does not know is an error of its own
 
 
 class JsonRoute(APIRoute):
@@ -87,6 +88,8 @@ def _refused(why: str) -> ApiError:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_MEMBERS:
+        raise _refused(f"holds an object with {len(pairs)} members: {MAX_MEMBERS} is the most")
     found = dict(pairs)
     if len(found) < len(pairs):
         seen = set[str]()
