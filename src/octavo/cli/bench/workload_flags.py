@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import types
+from pathlib import Path
 from typing import Any, get_args
 
 from octavo.bench.arrivals import Arrivals
@@ -80,17 +81,31 @@ def arrivals_from(args: argparse.Namespace) -> Arrivals | None:
 
 def check_workload(args: argparse.Namespace) -> None:
     """What can be wrong with the flags shows before a model is loaded. Raises RequestError."""
-    options = _options(args)
-    if PATH not in options:  # else it reads a file, and perhaps needs the tokenizer
+    options, workload = _options(args), WORKLOADS.get(args.dataset_name)
+    readers = [one.name for one in WORKLOADS.values() if PATH in one.options.model_fields]
+    if args.dataset_path is not None and args.dataset_name not in readers:
+        raise RequestError(f"--dataset-path is of the workloads {' and '.join(readers)}, not of {args.dataset_name!r}", field="path")
+    if args.dataset_path is not None and not Path(args.dataset_path).is_file():
+        raise RequestError(f"--dataset-path {args.dataset_path}: there is no such file", field="path")
+    if workload is None or args.dataset_path is None:  # what reads a file may need the tokenizer
         make_work(args.dataset_name, count=1, vocab_size=1024, options=options)
     if args.num_prompts < 1:
         raise RequestError(f"--num-prompts must be at least 1, not {args.num_prompts}", field="num_prompts")
 
 
 def work_from(
-    args: argparse.Namespace, *, vocab_size: int, encode: Encode | None, max_model_len: int | None, arrivals: Arrivals | None = None
+    args: argparse.Namespace,
+    *,
+    vocab_size: int,
+    encode: Encode | None,
+    max_model_len: int | None,
+    arrivals: Arrivals | None = None,
+    turns: bool = True,
 ) -> Work:
-    """The work of these arguments, cut to the context where that is known; what was cut is said. Raises RequestError."""
+    """The work of these arguments, cut to the context where that is known; what was cut is said.
+
+    `turns`: requests may wait for the answers to others. Raises RequestError.
+    """
     work = make_work(
         args.dataset_name,
         count=args.num_prompts,
@@ -100,6 +115,10 @@ def work_from(
         arrivals=arrivals,
         encode=encode,
     )
+    if not turns and any(item.after is not None for item in work.items):
+        raise RequestError(
+            f"the turns of the workload {work.name!r} wait for answers: measure it with `octavo bench serve`", field="workload"
+        )
     if max_model_len is not None:
         work, cut = clip(work, max_model_len)
         if cut:
