@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 
-from octavo.server.errors import ApiError
+from octavo.server.errors import GONE, ApiError
 
 MAX_DEPTH = 100  # lists and objects in each other: JSON schemas have some, and whoever reads them recursively must get through
 
@@ -28,9 +29,14 @@ class JsonRoute(APIRoute):
         handle, has_body = super().get_route_handler(), self.body_field is not None
 
         async def strict(request: Request) -> Response:
+            request = _JsonRequest(request.scope, request.receive)
             if has_body:
                 _check_type(request.headers.get("content-type", ""))
-            return await handle(_JsonRequest(request.scope, request.receive))
+                try:
+                    await request.body()  # is kept there
+                except ClientDisconnect:  # FastAPI would take it for a bad request
+                    return Response(status_code=GONE)
+            return await handle(request)
 
         return strict
 

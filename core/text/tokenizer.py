@@ -93,6 +93,12 @@ class Tokenizer:
             raise RequestError(NO_TEMPLATE, field="messages")
         return self._templates[name].render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
+    @property
+    def tags_calls(self) -> bool:
+        """Whether the model's template asks for each tool call in tags."""
+        template = self._templates.get("tool_use", self._templates.get("default"))
+        return template is not None and template.tags_calls
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text as the decoder gives it, no spaces cleaned up afterwards. Ids beyond the vocabulary leave no trace."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)

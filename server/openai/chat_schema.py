@@ -67,7 +67,7 @@ class FunctionDefinition(Schema):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Flag | None = None
+    strict: Flag | None = Field(None, description="arguments follow the schema also where the model may call, not must")
 
 
 class Tool(Schema):

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import OutOfMemoryError
+from octavo.server.app import create_app
 from octavo.server.logs import JsonFormatter, TextFormatter
 from tests.models import tiny
-from tests.server.observed import die, run, serving
+from tests.server.observed import die, run, serving, value
 
 SECRET = "my password is swordfish"
 
@@ -107,6 +108,29 @@ def test_how_it_went_wrong_is_told(folder: Path, logged: Callable[[], list[dict[
             (told,) = (answer for answer in server.answers if answer.request_id == "left")
             assert left["output_tokens"] == len(told.outputs[0].token_ids) < 100
             assert not server.here.access_log._by_id and not server.here.access_log._waiting
+
+    run(test())
+
+
+def test_half_a_body_is_a_client_that_left(folder: Path, logged: Callable[[], list[dict[str, Any]]]) -> None:
+    """Not a bad request: 499, in the log and in the metrics."""
+
+    async def test() -> None:
+        async with serving(folder) as server:
+            messages = [{"type": "http.request", "body": b'{"prompt": [1', "more_body": True}, {"type": "http.disconnect"}]
+
+            async def receive() -> Any:
+                return messages.pop(0)
+
+            async def send(message: Any) -> None:
+                assert not (message["type"] == "http.response.start" and message["status"] < 499)
+
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"100")]
+            scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+            await create_app(server.here)(scope, receive, send)
+            assert [line["status"] for line in lines(logged())] == [499]
+            found = await server.metrics()
+            assert value(found, "octavo:http_requests_total", method="POST", handler="/v1/completions", status="499") == 1
 
     run(test())
 
