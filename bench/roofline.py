@@ -132,7 +132,6 @@ def _measured(device: str, dtype: str, threads: int) -> Limits:
     kind, wanted = torch.device(device).type, getattr(torch, dtype)
     block = torch.ones(READ_BYTES[kind] // 4, dtype=torch.float32, device=device)
     read = block.nbytes / _best(lambda: block.sum(), device)
-    del block
     size = GEMM_SIZE[kind]
     one, other = (torch.ones(size, size, dtype=wanted, device=device) for _ in range(2))
     return Limits(bandwidth=read, flops=2 * size**3 / _best(lambda: one @ other, device), dtype=dtype)
