@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from octavo.bench.load.books import Numbers, Seen, audit, numbers, pages
+from octavo.bench.load.books import Seen, audit, pages
 from octavo.bench.load.http1 import BrokenAnswer
+from octavo.bench.load.numbers import Numbers, numbers
 from octavo.bench.load.process import ServerProcess
 from octavo.bench.load.unruly import SHARES, Case, Client, Visit
 

@@ -38,6 +38,7 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))  # when it began to serve, as clients want to know it
     status: Status = "ready"
     reason: str = ""  # why it is not ready
+    long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, so that it takes no more than one thread from others
     tallies: Tallies = field(init=False)
     flight: FlightRecorder = field(init=False)
     access_log: AccessLog = field(init=False)

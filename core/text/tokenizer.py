@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ class Tokenizer:
             eos_token_ids=_eos_token_ids(path, backend, special_tokens),
             chat_templates=_chat_templates(path, config),
         )
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary writes it: a token stands for no more of a text."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Token ids; `add_special_tokens`: with BOS and the like, where the tokenizer has them. NUL is a character like others.

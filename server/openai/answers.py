@@ -47,6 +47,8 @@ def new_id(kind: str, asked: str | None) -> str:
 
 def check_served(output: CompletionOutput) -> None:
     """Raises ApiError if the output ended for a reason that is no answer."""
+    if output.finish_reason == "error" and output.error is not None and output.error.startswith(f"{GRAMMAR}: "):
+        raise RequestError(output.error, field=GRAMMAR)  # it compiled, but is too much to follow: the caller's to mend
     if output.finish_reason in UNSERVED:
         status, message, code = UNSERVED[output.finish_reason]
         raise ApiError(status, output.error or message, code=code)
@@ -81,7 +83,7 @@ async def first_of(pieces: AsyncGenerator[RequestOutput]) -> RequestOutput:
     try:
         for output in first.outputs:
             check_served(output)
-    except ApiError:
+    except (ApiError, RequestError):
         await pieces.aclose()
         raise
     return first

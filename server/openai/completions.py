@@ -65,7 +65,7 @@ def _read(reader: PromptReader, body: CompletionRequest) -> list[ReadyPrompt]:
     for number, one in enumerate(many):
         try:
             if isinstance(one, str):
-                ready.append(ReadyPrompt(reader.tokenizer.encode(one, add_special_tokens=body.add_special_tokens), one, {}))
+                ready.append(ReadyPrompt(reader.encode(one, add_special_tokens=body.add_special_tokens), one, {}))
             else:
                 ready.append(reader.prompt({"prompt_token_ids": one}))
         except RequestError as error:

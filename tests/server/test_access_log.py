@@ -203,3 +203,14 @@ def test_lines_of_text_carry_the_same() -> None:
     record = logging.LogRecord("octavo.access", logging.INFO, "", 0, "%s %s %d", ("POST", "/v1/completions", 200), None)
     record.fields = {"id": "one", "output_tokens": 3}
     assert TextFormatter().format(record).endswith("INFO octavo.access: POST /v1/completions 200 id=one output_tokens=3")
+
+
+def test_callers_words_begin_no_line() -> None:
+    """Ids and paths are the callers' own: a line of text stays one line, and a terminal obeys nothing of it."""
+    record = logging.LogRecord("octavo.access", logging.INFO, "", 0, "POST %s 404", ("/v1/a\nb\x1b[31mü",), None)
+    record.fields = {"id": "one\r\n2026-01-01 INFO octavo.server: forged\u2028x"}
+    line = TextFormatter().format(record)
+    assert len(line.splitlines()) == 1 and line.isprintable()
+    assert "/v1/a\\nb\\x1b[31mü" in line and "id=one\\r\\n2026" in line
+    record = logging.LogRecord("octavo.server", logging.ERROR, "", 0, "first\n  second", (), None)
+    assert TextFormatter().format(record).splitlines()[1] == "  second"  # our own words may have lines

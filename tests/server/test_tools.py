@@ -174,14 +174,22 @@ LATE = {"name": "weather", "arguments": {"city": "Oslo", "days": 1}}
 def test_strict_tools_are_called_rightly_or_not_at_all(http: httpx2.Client, begins: Script, start: str, content: str | None) -> None:
     """Free to call, a random model that begins to call a strict tool gives arguments that its parameters allow, in whatever form."""
     begins(start)
-    for seed in range(2):
-        (choice,) = ask(http, **FREE, seed=seed, stop=["</tool_call>"] if start[:5] == "<tool" and not content else None)["choices"]
+    finished = False
+    for seed in range(5):
+        if finished:
+            break
+        (choice,) = ask(http, **FREE, seed=seed)["choices"]
         calls = functions(choice["message"]["tool_calls"])
-        assert calls and calls[0][0] == "weather", choice
-        for name, arguments in calls:
-            if choice["finish_reason"] != "length" or arguments is not calls[-1][1]:
-                jsonschema.validate(json.loads(arguments), WEATHER if name == "weather" else {"type": "object"})
-        assert content is None or content in (choice["message"]["content"] or "")
+        name, arguments = calls[start.count("</tool_call>")]
+        assert name == "weather" and (content is None or content in (choice["message"]["content"] or ""))
+        try:
+            given = json.loads(arguments)
+        except ValueError:
+            assert choice["finish_reason"] == "length" and len(calls) == start.count('"name"'), "it went on after half a call"
+        else:
+            jsonschema.validate(given, WEATHER)
+            finished = True
+    assert finished, "no call was finished: nothing was tried"
 
 
 @pytest.mark.parametrize("parallel", [True, False])

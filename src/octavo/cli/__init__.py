@@ -22,6 +22,8 @@ COMMANDS = {
     "serve": "serve a model through an OpenAI-compatible API",
     "doctor": "judge the settings of a running server by its metrics",
     "demo": "answer with a real model, then run the same prompts on every installed stack",
+    "bench": "measure latency and throughput",
+    "trace": "make a trace of a request log, without its text",
     "plugins": "list installed plugins, their options, and packages that failed to load",
     "presets": "list named configs and what they set",
     "stacks": "list combinations of plugins, which run, and why the others don't",
