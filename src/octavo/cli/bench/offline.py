@@ -34,15 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
         engine, tokenizer = llm.engine, llm.built.loaded.tokenizer
         encode = None if tokenizer is None else tokenizer.encode
-<<<<<<< HEAD
-        work = work_from(args, vocab_size=engine.vocab_size, encode=encode, max_model_len=engine.max_model_len)
-        if any(item.after is not None for item in work.items):
-            raise RequestError(
-                f"the turns of the workload {work.name!r} wait for answers: measure it with `octavo bench serve`", field="workload"
-            )
-=======
         work = work_from(args, vocab_size=engine.vocab_size, encode=encode, max_model_len=engine.max_model_len, turns=False)
->>>>>>> main
         if not args.no_probe:
             seats = engine.scheduler.options.max_num_seqs
             pace = probe(lambda short: drive(engine, short, concurrency=min(seats, len(short.items))), work)

@@ -9,11 +9,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-<<<<<<< HEAD
-from dataclasses import dataclass, field
-=======
 from functools import partial
->>>>>>> main
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +20,7 @@ from octavo.bench.serving_table import group_table, serving_table
 from octavo.bench.work import Work
 from octavo.cli.bench.progress import bar
 from octavo.cli.bench.result_flags import add_metric_arguments, percentiles_from, sections_from
-<<<<<<< HEAD
-=======
 from octavo.cli.bench.saving import add_result_arguments, check_result, save_result
->>>>>>> main
 from octavo.cli.bench.workload_flags import (
     add_arrival_arguments,
     add_workload_arguments,
@@ -40,15 +33,9 @@ from octavo.cli.settings import add_config_arguments, open_llm, say
 from octavo.core.errors import RequestError
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from octavo.core.text.tokenizer import Tokenizer
-
-LAG = 0.05  # of the median time to the first token: a p99 of the send lag beyond it is said
-=======
     from octavo.bench.runs import Run
     from octavo.core.text.tokenizer import Tokenizer
 
->>>>>>> main
 UNKNOWN_VOCABULARY = 32_000  # ids that nearly every model has
 SERVER_SEATS = 64  # requests that an unknown server is thought to run at once, for the forecast
 
@@ -66,29 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout-s", type=float, metavar="S", help="a request that takes longer has failed (default: over HTTP 600)")
     add_workload_arguments(parser)
     add_metric_arguments(parser)
-<<<<<<< HEAD
-=======
     add_result_arguments(parser)
->>>>>>> main
     parser.add_argument("--by-prompt-length", action="store_true", help="also print figures by length of the prompt")
     parser.add_argument("--no-probe", action="store_true", help="start at once, without a forecast and without a warm-up")
     parser.add_argument("--disable-tqdm", action="store_true", help="draw no progress bar")
     add_config_arguments(parser)
 
 
-<<<<<<< HEAD
-@dataclass
-class Measured:
-    """What came out, for the table and the result folder."""
-
-    work: Work
-    records: list[RequestRecord]
-    interrupted: str = ""
-    extras: dict[str, Any] = field(default_factory=dict)
-
-
-=======
->>>>>>> main
 def run(args: argparse.Namespace) -> int:
     """Print the table. Status 1: no request was answered, 130: Ctrl-C (the table is then of what was done)."""
     sections, percentiles, arrivals = sections_from(args), percentiles_from(args), arrivals_from(args)
@@ -96,32 +67,15 @@ def run(args: argparse.Namespace) -> int:
     if args.timeout_s is not None and not args.timeout_s > 0:
         raise RequestError(f"--timeout-s must be above 0, not {args.timeout_s:g}", field="timeout_s")
     url = _url(args)
-<<<<<<< HEAD
-    measured = _in_process(args, arrivals) if url is None else _over_http(args, url, arrivals)
-    records = measured.records
-=======
     check_result(args)
     run = _in_process(args, arrivals) if url is None else _over_http(args, url, arrivals)
     records = run.records
->>>>>>> main
     metrics = measure(records)
     print(serving_table(metrics, settings=loop_lines(args), sections=sections, percentiles=percentiles))
     if len(classes := by_class(records)) > 1:
         print(f"\n{group_table('class', classes)}")
     if args.by_prompt_length:
         print(f"\n{group_table('prompt', by_prompt_length(records))}")
-<<<<<<< HEAD
-    if url is not None and metrics.send_lag and metrics.send_lag.percentile(99) > LAG * metrics.ttft.median:
-        late = metrics.send_lag.percentile(99) * 1000
-        say(
-            f"THE CLIENT FALLS BEHIND: one request in 100 was sent {late:.1f} ms late or later, more than {LAG:.0%} of the median time "
-            "to the first token. Latencies count from then and are too low: lower the rate, or free a core for the client"
-        )
-    for error in list(dict.fromkeys(record.error for record in records if record.error))[:3]:
-        say(f"failed: {error}")
-    if measured.interrupted:
-        say(measured.interrupted)
-=======
     for error in list(dict.fromkeys(record.error for record in records if record.error))[:3]:
         say(f"failed: {error}")
     from octavo.bench.self_checks import failed_checks  # numpy: not before something was measured
@@ -131,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
     save_result(args, run, sections=sections, percentiles=percentiles)
     if not run.complete:
         say(run.stopped_by)
->>>>>>> main
         return 130
     return 0 if metrics.succeeded else 1
 
@@ -150,17 +103,11 @@ def _url(args: argparse.Namespace) -> str | None:
     return None
 
 
-<<<<<<< HEAD
-def _in_process(args: argparse.Namespace, arrivals: Any) -> Measured:
-    with open_llm(args) as llm:
-        from octavo.bench.drive import drive
-=======
 def _in_process(args: argparse.Namespace, arrivals: Any) -> Run:
     with open_llm(args) as llm:
         from octavo.bench.drive import drive
         from octavo.bench.identity import identify
         from octavo.bench.step_log import StepLog
->>>>>>> main
 
         engine, tokenizer = llm.engine, llm.built.loaded.tokenizer
         work = work_from(
@@ -178,12 +125,6 @@ def _in_process(args: argparse.Namespace, arrivals: Any) -> Run:
             seats = min(engine.scheduler.options.max_num_seqs, args.max_concurrency or math.inf)
             _forecast(args, send, work, seats=int(seats))
             engine.kv.reset()
-<<<<<<< HEAD
-        return _measure(args, send, work, timeout_s=args.timeout_s)
-
-
-def _over_http(args: argparse.Namespace, url: str, arrivals: Any) -> Measured:
-=======
         log = StepLog(engine.clock.now())
         with log.watching(engine):
             run = _measure(args, partial(send, zero=log.zero), work, timeout_s=args.timeout_s)
@@ -193,7 +134,6 @@ def _over_http(args: argparse.Namespace, url: str, arrivals: Any) -> Measured:
 
 
 def _over_http(args: argparse.Namespace, url: str, arrivals: Any) -> Run:
->>>>>>> main
     import asyncio
 
     from octavo.bench.load.drive import drive_http
@@ -218,13 +158,9 @@ def _over_http(args: argparse.Namespace, url: str, arrivals: Any) -> Run:
 
     if not args.no_probe:
         _forecast(args, send, work, seats=args.max_concurrency or SERVER_SEATS)
-<<<<<<< HEAD
-    return _measure(args, send, work, timeout_s=args.timeout_s or 600.0)
-=======
     run = _measure(args, send, work, timeout_s=args.timeout_s or 600.0)
     run.settings |= {"base_url": url, "model": target.model, "differences": target.differences}
     return run
->>>>>>> main
 
 
 def _tokenizer(args: argparse.Namespace) -> tuple[Tokenizer | None, int]:
@@ -245,16 +181,6 @@ def _forecast(args: argparse.Namespace, send: Callable[..., list[RequestRecord]]
     say(forecast(pace, work, seats=seats, open_loop=args.max_concurrency is None))
 
 
-<<<<<<< HEAD
-def _measure(args: argparse.Namespace, send: Callable[..., list[RequestRecord]], work: Work, *, timeout_s: float | None) -> Measured:
-    from octavo.bench.interrupts import RunInterrupted
-
-    with bar(len(work.items), shown=not args.disable_tqdm) as progress:
-        try:
-            return Measured(work, send(work, concurrency=args.max_concurrency, timeout_s=timeout_s, progress=progress))
-        except RunInterrupted as stopped:
-            return Measured(work, stopped.records, interrupted=str(stopped))
-=======
 def _measure(args: argparse.Namespace, send: Callable[..., list[RequestRecord]], work: Work, *, timeout_s: float | None) -> Run:
     from octavo.bench.interrupts import RunInterrupted
     from octavo.bench.runs import Run
@@ -268,4 +194,3 @@ def _measure(args: argparse.Namespace, send: Callable[..., list[RequestRecord]],
             return Run(work=work, records=records, settings=settings)
         except RunInterrupted as stopped:
             return Run(work=work, records=stopped.records, settings=settings, complete=False, stopped_by=str(stopped))
->>>>>>> main
