@@ -110,7 +110,11 @@ def _said(value: object) -> str:
 
 def _notes(old: CellFigures, new: CellFigures) -> list[str]:
     before, after = old.identity, new.identity
-    notes = [f"{name} {after.versions.get(name)}, was {version}" for name, version in before.versions.items() if version != after.versions.get(name)]
+    notes = [
+        f"{name} {after.versions.get(name)}, was {version}"
+        for name, version in before.versions.items()
+        if version != after.versions.get(name)
+    ]
     return [*notes, f"measured {after.date}, was {before.date}"]
 
 
@@ -151,7 +155,7 @@ def _noise(figures: Figures, name: str, measure: str) -> float:
     for again, cell in figures.cells.items():
         if again.endswith(AGAIN) and again.rpartition("/")[0] == scenario and measure in cell.values:
             floor, _ = _interval(figures.cells[again.removesuffix(AGAIN)], cell, measure)
-            if floor is not None and 0 < floor.low and floor.high < math.inf:
+            if floor is not None and floor.low > 0 and floor.high < math.inf:
                 noise = max(noise, abs(math.log(floor.low)), abs(math.log(floor.high)))
     return noise
 

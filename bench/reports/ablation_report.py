@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.bench.ablation.result import AGAIN, AblationResult
+from octavo.bench.ablation.result import AblationResult
+from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import summarise
 from octavo.bench.ablation.table import markdown, table
 from octavo.bench.reports.drawing import KV_FILLS, PART_FILLS
@@ -69,7 +70,8 @@ def _figures(report: Report, result: AblationResult, scenario: str) -> list[str]
             f"{scenario} ratios",
             ratios(comparisons),
             "Ratios of each cell to its parent over paired repeats, with intervals that hold the true one in 95 of 100 cases. The grey "
-            "band is what the baseline differs from itself, either way; a full point has its interval outside of it, a hollow one says nothing.",
+            "band is what the baseline differs from itself, either way; a full point has its interval "
+            "outside of it, a hollow one says nothing.",
         )
     held = {name: result.of(scenario, name) for name in cells if result.holds(scenario, name)}
     if held:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from octavo.bench.ablation.measures import find_measure
-from octavo.bench.ablation.result import AGAIN, Comparison
+from octavo.bench.ablation.result import Comparison
+from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.reports.drawing import GREY, STROKES, as_svg, grid
 
 if TYPE_CHECKING:

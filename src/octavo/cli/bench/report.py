@@ -26,7 +26,9 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.result)
     if not folder.is_dir():
-        raise RequestError(f"{folder} is no folder: give one that octavo bench serve --save-result or octavo ablate has saved", field="result")
+        raise RequestError(
+            f"{folder} is no folder: give one that octavo bench serve --save-result or octavo ablate has saved", field="result"
+        )
     if (folder / FILE).is_file():
         result = AblationResult.load(folder)
         report, failed = ablation_report(result, plots=not args.no_plots), problems(result)
