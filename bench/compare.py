@@ -71,6 +71,8 @@ def compare(old: Figures, new: Figures, *, tolerance: float = TOLERANCE) -> Comp
     """Every cell and measure of the old result in the new one. Raises ResultError that names what keeps them from being compared."""
     _refuse_broken(old, new)
     cells = [name for name in old.cells if not name.endswith(AGAIN)]
+    if not cells:
+        raise ResultError("the old result has no cell that ran")
     if missing := [name for name in cells if name not in new.cells]:
         raise ResultError(f"the new result lacks {', '.join(missing)}; it has {', '.join(new.cells)}")
     differences = {name: _differences(old.cells[name], new.cells[name]) for name in cells}
@@ -83,7 +85,7 @@ def compare(old: Figures, new: Figures, *, tolerance: float = TOLERANCE) -> Comp
         for measure in old.cells[name].values
         if measure in new.cells[name].values
     ]
-    return Comparison(changes=changes, notes=_notes(old.cells[cells[0]], new.cells[cells[0]]) if cells else [])
+    return Comparison(changes=changes, notes=[*_doubts(old, new), *_notes(old.cells[cells[0]], new.cells[cells[0]])])
 
 
 def _refuse_broken(old: Figures, new: Figures) -> None:
@@ -91,6 +93,14 @@ def _refuse_broken(old: Figures, new: Figures) -> None:
         if figures.problems:
             more = f", and {len(figures.problems) - 1} more" if len(figures.problems) > 1 else ""
             raise ResultError(f"the {name} result fails a self-check, so that it says nothing: {figures.problems[0]}{more}")
+
+
+def _doubts(old: Figures, new: Figures) -> list[str]:
+    return [
+        f"{len(figures.doubts)} checks of time failed in the {name} result, the first is {figures.doubts[0]}"
+        for name, figures in (("old", old), ("new", new))
+        if figures.doubts
+    ]
 
 
 def _differences(old: CellFigures, new: CellFigures) -> list[str]:

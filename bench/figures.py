@@ -43,7 +43,8 @@ class Figures:
     """`cells` by name, of an ablation "scenario/cell"."""
 
     cells: dict[str, CellFigures]
-    problems: list[str] = field(default_factory=list)  # self-checks that failed
+    problems: list[str] = field(default_factory=list)  # self-checks that failed: figures that contradict each other
+    doubts: list[str] = field(default_factory=list)  # those of them that a busy machine can fail
     schema_version: int = SCHEMA_VERSION
 
     def save(self, path: str | Path) -> None:
@@ -78,10 +79,11 @@ def of_runs(runs: Sequence[Run]) -> Figures:
     for run in runs:
         if not run.complete:
             raise ResultError(f"a run with seed {run.work.seed} was interrupted: measure it again")
-    problems = [f"seed {run.work.seed}: {one.check}: {one.text}" for run in runs for one in failed_checks(run)]
+    found = [(one.check in CHECKS_OF_TIME, f"seed {run.work.seed}: {one.check}: {one.text}") for run in runs for one in failed_checks(run)]
+    problems, doubts = ([text for of_time, text in found if of_time is wanted] for wanted in (False, True))
     if any(run.identity and runs[0].identity and run.identity.config_hash != runs[0].identity.config_hash for run in runs):
         raise ResultError("the runs are not repeats of each other: their settings differ")
-    return Figures(cells={RUN: _cell(runs, tokens_hold=True)}, problems=problems)
+    return Figures(cells={RUN: _cell(runs, tokens_hold=True)}, problems=problems, doubts=doubts)
 
 
 def of_ablation(result: AblationResult) -> Figures:
@@ -96,8 +98,9 @@ def of_ablation(result: AblationResult) -> Figures:
         for cell in ran
         if (runs := result.of(scenario, cell.name))
     }
-    problems = [f"{'/'.join(map(str, key))}: {one.check}: {one.text}" for key, run in result.runs.items() for one in failed_checks(run)]
-    return Figures(cells=cells, problems=problems)
+    failed = (result.failed_checks(of_time=of_time) for of_time in (False, True))
+    problems, doubts = ([f"{where}: {text}" for where, texts in found.items() for text in texts] for found in failed)
+    return Figures(cells=cells, problems=problems, doubts=doubts)
 
 
 def _cell(runs: Sequence[Run], *, tokens_hold: bool) -> CellFigures:

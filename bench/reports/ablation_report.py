@@ -5,26 +5,23 @@ Must not know: engines, files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import summarise
 from octavo.bench.ablation.table import markdown, table
+from octavo.bench.reports.doubts import CONTRADICTION, TOO_BUSY, warning
 from octavo.bench.reports.drawing import KV_FILLS, PART_FILLS
 from octavo.bench.reports.load_plots import latency_curves, queue_and_batch
 from octavo.bench.reports.ratio_plots import ratios
 from octavo.bench.reports.report import Report
-from octavo.bench.reports.run_report import identity_rows, problem_lines, resolution
+from octavo.bench.reports.run_report import identity_rows, resolution
 from octavo.bench.reports.shares import in_percent, kv_over_time, kv_shares, share_bars
-from octavo.bench.runs import Run
-from octavo.bench.self_checks import Problem, a_a, failed_checks
 
 
 def ablation_report(result: AblationResult, *, plots: bool = True) -> Report:
     """Of a whole ablation. Raises ResultError where plots are wanted and matplotlib is not installed."""
     report = Report()
-    notes = problem_lines(problems(result))
+    notes = _doubts(result)
     if not result.finished:
         notes += ["> **Not finished**: the figures are of what was done; `octavo ablate --resume` goes on.", ""]
     figures = {scenario: _figures(report, result, scenario) for scenario in result.cells} if plots else {}
@@ -36,24 +33,15 @@ def ablation_report(result: AblationResult, *, plots: bool = True) -> Report:
     return report
 
 
-def problems(result: AblationResult) -> list[Problem]:
-    """Checks that fail in any run, with where; and baselines that differ from themselves."""
-    found = [
-        Problem(one.check, f"{scenario}/{cell}/{repeat}: {one.text}")
-        for (scenario, cell, repeat), run in sorted(result.runs.items())
-        for one in failed_checks(run)
-    ]
-    for scenario, cells in result.cells.items():
-        for cell in cells:
-            if cell.name.endswith(AGAIN) and cell.parent is not None:
-                sides = _durations(result.of(scenario, cell.parent)), _durations(result.of(scenario, cell.name))
-                if all(sides) and (text := a_a(*sides, what="duration")) is not None:
-                    found.append(Problem("A/A", f"{scenario}: {text}"))
-    return found
-
-
-def _durations(runs: Sequence[Run]) -> list[float]:
-    return [run.duration for run in runs]
+def _doubts(result: AblationResult) -> list[str]:
+    """Which checks failed, before any figure; at most a few of each kind, since all of them stand at the end."""
+    lines = []
+    for of_time, said in ((False, CONTRADICTION), (True, TOO_BUSY)):
+        failed = [f"{where}: {problem}" for where, problems in result.failed_checks(of_time=of_time).items() for problem in problems]
+        if of_time:
+            failed = [*(f"{scenario}: {text}" for scenario in result.cells if (text := result.unsteady(scenario))), *failed]
+        lines += warning(said, failed)
+    return lines
 
 
 def _figures(report: Report, result: AblationResult, scenario: str) -> list[str]:

@@ -9,20 +9,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from octavo.bench.ablation.result import CHECKS_OF_TIME
 from octavo.bench.ablation.table import table
 from octavo.bench.distribution import Distribution
 from octavo.bench.identity import Identity
 from octavo.bench.metrics import Metrics, by_class, by_prompt_length, measure
 from octavo.bench.records import RequestRecord
+from octavo.bench.reports.doubts import CONTRADICTION, TOO_BUSY, warning
 from octavo.bench.reports.drawing import KV_FILLS, PART_FILLS
 from octavo.bench.reports.load_plots import latency_curves, queue_and_batch
 from octavo.bench.reports.report import Report
 from octavo.bench.reports.shares import kv_over_time, kv_shares, share_bars
 from octavo.bench.runs import Run
-from octavo.bench.self_checks import Problem, failed_checks
+from octavo.bench.self_checks import failed_checks
 
 GIB = 1 << 30
-SHOWN = 3  # failures of one check
 LISTED = 20  # failures that are listed one by one
 LATENCIES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "token_gap": "token gap", "e2el": "end to end"}
 
@@ -33,7 +34,7 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
     lines = report.lines
     model = run.identity.model if run.identity else run.settings.get("model", "a server")
     lines += [f"# Run: {run.work.name} on {model}", ""]
-    lines += problem_lines(failed_checks(run))
+    lines += _doubts(run)
     if not run.complete:
         lines += [f"> **Not complete**: {run.stopped_by or 'it was interrupted'}. The figures are of what was done.", ""]
     lines += ["## Speed", "", *_speed(measure(run.records)), ""]
@@ -55,17 +56,12 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
     return report
 
 
-def problem_lines(problems: Sequence[Problem]) -> list[str]:
-    """What makes the figures unfit to be believed, to stand before them; nothing where all checks hold."""
-    if not problems:
-        return []
-    lines = [f"> **{len(problems)} self-check{'s' * (len(problems) > 1)} failed: do not trust the figures below.**"]
-    for check in dict.fromkeys(one.check for one in problems):
-        texts = [one.text for one in problems if one.check == check]
-        lines += [f"> {check}: {text}" for text in texts[:SHOWN]]
-        if len(texts) > SHOWN:
-            lines.append(f"> {check}: and {len(texts) - SHOWN} more of the kind")
-    return [*lines, ""]
+def _doubts(run: Run) -> list[str]:
+    lines = []
+    for of_time, said in ((False, CONTRADICTION), (True, TOO_BUSY)):
+        failed = [f"{one.check}: {one.text}" for one in failed_checks(run) if (one.check in CHECKS_OF_TIME) is of_time]
+        lines += warning(said, failed)
+    return lines
 
 
 def _speed(found: Metrics) -> list[str]:
