@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from octavo.bench.ablation.measures import find_measure
-from octavo.bench.ablation.result import FILE as ABLATION, AblationResult
+from octavo.bench.ablation.result import CHECKS_OF_TIME, FILE as ABLATION, AblationResult
 from octavo.bench.identity import Identity
 from octavo.bench.runs import HEADER, Run
 from octavo.bench.self_checks import failed_checks
