@@ -21,6 +21,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "serve": "serve a model through an OpenAI-compatible API",
     "doctor": "judge the settings of a running server by its metrics",
+    "ablate": "compare stacks that differ in one part: same tokens, speed, memory, with intervals",
     "demo": "answer with a real model, then run the same prompts on every installed stack",
     "bench": "measure latency and throughput",
     "trace": "make a trace of a request log, without its text",
