@@ -22,6 +22,8 @@ from octavo.core.torch_runner import TorchRunner
 
 ATTENTION = ("prepare", "write", "attend")
 LINEARS = ("linear", "linear_add", "swiglu", "argmax")
+BLOCKS = ("attention_inputs", "gated_mlp")
+"""Made of other calls, unless the ops fuse them: then norms and RoPE can't be told from the linears that they are fused with."""
 MODULES = ("Linear", "Conv1D")
 
 
@@ -30,7 +32,7 @@ class ForwardParts:
     """Seconds of one step's forward pass, or of many."""
 
     attention: float
-    linear: float  # an activation fused with one is in it
+    linear: float  # what the ops fuse with one is in it: activations, norms, RoPE
     rest: float  # embedding, norms, RoPE, residuals, what lies between
 
     @property
@@ -124,7 +126,7 @@ def _linears(model: Model) -> Iterator[tuple[Any, tuple[str, ...]]]:
     for value in held:
         if isinstance(value, Ops) and id(value) not in seen:
             seen.add(id(value))
-            yield value, LINEARS
+            yield value, LINEARS + tuple(name for name in BLOCKS if getattr(type(value), name) is not getattr(Ops, name))
         elif isinstance(value, torch.nn.Module):
             for module in value.modules():
                 if type(module).__name__ in MODULES and id(module) not in seen:

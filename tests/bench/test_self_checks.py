@@ -153,7 +153,7 @@ def test_requests_that_never_came_are_in_no_queue() -> None:
     """Later turns of a conversation that broke off, and refused requests: nobody saw them wait."""
     run = good()
     ghosts = [
-        replace(run.records[0], index=90 + n, sent=n, ended=n, token_times=[], finish_reason=reason, first_scheduled=None)
+        replace(run.records[0], index=90 + n, due=n, sent=n, ended=n, token_times=[], finish_reason=reason, first_scheduled=None)
         for n, reason in enumerate(["", "", "refused", "refused"])
     ]
     assert failed_checks(replace(run, records=[*run.records, *ghosts])) == []
