@@ -71,6 +71,7 @@ bench: $(VENV)/.installed  ## measure on this machine
 	$(BIN)/python -m octavo.bench.host_overhead
 
 regression: $(VENV)/.installed  ## measure the short set, and compare it with the one kept in OCTAVO_BASELINE
+	@test -n "$(OCTAVO_BASELINE)" || { echo "There is nothing to compare with: see docs/benchmarks/baseline/README.md" >&2; exit 2; }
 	rm -rf build/regression
 	$(BIN)/octavo ablate regression --out build/regression
 	$(BIN)/octavo bench compare $(OCTAVO_BASELINE) build/regression

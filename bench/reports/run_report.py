@@ -152,7 +152,14 @@ def _pool(report: Report, run: Run, *, plots: bool) -> None:
             percent = {name: 100 * spent / whole for name, spent in parts.items()}
             report.lines += report.figure("step-parts", share_bars({"steps": percent}, PART_FILLS, unit="step time"), "Step time by part.")
     rows = [[name, f"{spent:.3f} s", f"{100 * spent / whole:.1f} %"] for name, spent in parts.items()] if whole > 0 else []
-    report.lines += [f"{len(run.steps)} steps.", "", *table(["part", "time", "share"], rows), ""]
+    report.lines += [_load(run), "", *table(["part", "time", "share"], rows), ""]
+
+
+def _load(run: Run) -> str:
+    """In a sentence."""
+    rows = sum(line.num_rows for line in run.steps) / len(run.steps)
+    most, waited = max(line.num_running for line in run.steps), max(line.num_waiting for line in run.steps)
+    return f"{len(run.steps)} steps of {rows:.1f} rows on average; at most {most} requests ran at once, and at most {waited} waited."
 
 
 def resolution(width: float) -> str:
