@@ -18,4 +18,5 @@ OCTAVO_API(silu_mul)
             if (k < size) store_first(to + k, silu(load_first(g + k, size - k)) * load_first(u + k, size - k), size - k);
         }
     });
+    return 0;
 }

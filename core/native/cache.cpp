@@ -10,4 +10,5 @@ OCTAVO_API(store_slots)
 #pragma omp parallel for num_threads(threads)
     for (int64_t t = 0; t < tokens; t++)
         if (slots[t] >= 0) memcpy(cache + slots[t] * row_bytes, values + t * token_stride, row_bytes);
+    return 0;
 }

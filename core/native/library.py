@@ -24,23 +24,29 @@ _SIGNATURES: dict[str, list[type]] = {
     "rope": [c_int, c_void_p, *[c_int64] * 5, *[c_void_p] * 3, *[c_int64] * 2, c_int],
     "silu_mul": [c_int, c_void_p, c_int64, c_void_p, *[c_int64] * 3, c_void_p, c_int],
     "store_slots": [c_void_p, c_int64, c_void_p, *[c_int64] * 2, c_void_p, c_int],
+    "attention_plan": [c_void_p] * 5,
+    "attention": [c_void_p, c_int, *[c_void_p] * 3, c_int64, c_void_p, *[c_int64] * 2, *[c_void_p, c_int64, c_int64] * 3, c_void_p],
+    "attention_write": [*[c_int64] * 4, c_void_p, c_int64, *[c_void_p, c_int64, c_int64] * 4, c_int],
 }
 
 
 class Library:
-    """The functions of one level: `library.norm(...)` is `octavo_norm_<level>` of C."""
+    """The functions of one level: `library.norm(...)` is `octavo_norm_<level>` of C. Each returns 0, or 1 where memory ran out."""
 
-    norm: Callable[..., None]
-    rope: Callable[..., None]
-    silu_mul: Callable[..., None]
-    store_slots: Callable[..., None]
+    norm: Callable[..., int]
+    rope: Callable[..., int]
+    silu_mul: Callable[..., int]
+    store_slots: Callable[..., int]
+    attention_plan: Callable[..., int]
+    attention: Callable[..., int]
+    attention_write: Callable[..., int]
 
     def __init__(self, loaded: ctypes.CDLL, level: str) -> None:
         self.level = level
         self._loaded = loaded
         for name, arguments in _SIGNATURES.items():
             function = getattr(loaded, f"octavo_{name}_{level}")
-            function.argtypes, function.restype = arguments, None
+            function.argtypes, function.restype = arguments, c_int
             setattr(self, name, function)
 
     def advise_huge_pages(self, start: int, num_bytes: int) -> None:

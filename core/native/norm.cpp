@@ -17,4 +17,5 @@ OCTAVO_API(norm)
                      (T*)out + o * out_outer_stride + i * out_inner_stride, size, eps);
         }
     });
+    return 0;
 }

@@ -16,4 +16,5 @@ OCTAVO_API(rope)
                 rope_head((const T*)x + t * token_stride + h * head_stride, (T*)out + t * out_token_stride + h * out_head_stride,
                           cos + t * half, sin + t * half, half);
     });
+    return 0;
 }
