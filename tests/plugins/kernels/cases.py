@@ -89,8 +89,8 @@ class Case:
         )
 
     def expected(self) -> torch.Tensor:
-        """The reference's output for the live tokens, [live, H, Dv] in fp32."""
-        return reference_attention(self.q, self.after, self.meta, self.layer)[: self.live]
+        """The reference's output for the live tokens, [live, H, Dv] in fp32, computed in fp64."""
+        return reference_attention(self.q, self.after, self.meta, self.layer, dtype=torch.float64)[: self.live].float()
 
 
 def plugin(name: str) -> KernelPlugin:
