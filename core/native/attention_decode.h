@@ -29,13 +29,13 @@ struct DecodeSpace {
     }
 };
 
-// q . k of W keys. `lines` 0: as many as `size` takes.
+// q . k of W keys whose rows are `rows` elements behind k. `lines` 0: as many as `size` takes.
 template <class T, int lines>
-OCTAVO_INLINE vf dots(const typename Line<T>::Operand* q, const T* k, const int64_t* slots, int64_t slot_stride, int64_t size) {
+OCTAVO_INLINE vf dots(const typename Line<T>::Operand* q, const T* k, const int64_t* rows, int64_t size) {
     typedef Line<T> L;
     vf products[W];
     OCTAVO_UNROLL for (int i = 0; i < W; i++) {
-        const T* row = k + slots[i] * slot_stride;
+        const T* row = k + rows[i];
         vf sum = {};
         if (lines) {
             OCTAVO_UNROLL for (int l = 0; l < lines; l++) sum = L::multiply(L::read(row + l * L::size), load_bits<vf>(q + l * L::size), sum);
@@ -54,14 +54,18 @@ template <class T, int lines>
 static void score_keys(const AttentionLayer& layer, const Operands<T>& in, const DecodeSpace<T>& space, const int64_t* slots, int64_t n) {
     const Score score(layer);
     const int64_t group = layer.group();
-    for (int64_t key = 0; key < n; key += W)
+    for (int64_t key = 0; key < n; key += W) {
+        int64_t rows[W];
+        for (int i = 0; i < W; i++) rows[i] = slots[key + i] * in.k_slot_stride;
         for (int64_t h = 0; h < layer.kv_heads; h++) {
-            for (int i = 0; i < W; i++)
+            OCTAVO_UNROLL for (int i = 0; i < W; i++)
                 fetch(in.v + slots[key + i] * in.v_slot_stride + h * in.v_head_stride, layer.v_size * (int64_t)sizeof(T));
-            for (int64_t g = h * group; g < (h + 1) * group; g++)
-                store(space.scores + g * CHUNK + key, Score::of(score, dots<T, lines>(space.q + g * space.q_stride, in.k + h * in.k_head_stride,
-                                                                                      slots + key, in.k_slot_stride, layer.k_size)));
+            for (int64_t g = h * group; g < (h + 1) * group; g++) {
+                vf dot = dots<T, lines>(space.q + g * space.q_stride, in.k + h * in.k_head_stride, rows, layer.k_size);
+                store(space.scores + g * CHUNK + key, Score::of(score, dot));
+            }
         }
+    }
     if (n % W)
         for (int64_t g = 0; g < layer.heads; g++)
             for (int64_t i = n; i % W; i++) space.scores[g * CHUNK + i] = HIDDEN;
@@ -97,8 +101,8 @@ struct NextKeys {
     int64_t n, slot_stride, bytes;
 };
 
-// `rows` heads and `lines` lines of columns, the last of which has `last` elements, over n keys.
-template <class T, int rows, int lines>
+// `rows` heads and `lines` lines of columns over n keys. `whole`: the last line is a whole one, else it has `last` elements.
+template <class T, int rows, int lines, bool whole>
 static void sum_values(const typename Line<T>::Operand* weights, const T* v, const int64_t* slots, int64_t slot_stride, int64_t n, int64_t last,
                        float* sums, int64_t sum_stride, NextKeys<T> next) {
     typedef Line<T> L;
@@ -111,7 +115,7 @@ static void sum_values(const typename Line<T>::Operand* weights, const T* v, con
             OCTAVO_UNROLL for (int i = 0; i < L::depth; i++) fetch(next.k + next.slots[key + i] * next.slot_stride, next.bytes);
         vf columns[lines][L::vectors];
         OCTAVO_UNROLL for (int l = 0; l < lines; l++) {
-            if (l < lines - 1 || last == L::size) L::columns(L::read(row + l * L::size), L::read(second + l * L::size), columns[l]);
+            if (whole || l < lines - 1) L::columns(L::read(row + l * L::size), L::read(second + l * L::size), columns[l]);
             else L::columns(L::read_first(row + l * L::size, last), L::read_first(second + l * L::size, last), columns[l]);
         }
         OCTAVO_UNROLL for (int r = 0; r < rows; r++) {
@@ -123,14 +127,14 @@ static void sum_values(const typename Line<T>::Operand* weights, const T* v, con
     OCTAVO_UNROLL for (int r = 0; r < rows; r++) OCTAVO_UNROLL for (int c = 0; c < vectors; c++) store(sums + r * sum_stride + c * W, acc[r][c]);
 }
 
-template <class T, int lines>
+template <class T, int lines, bool whole>
 OCTAVO_INLINE void sum_values_of(int64_t rows, const typename Line<T>::Operand* weights, const T* v, const int64_t* slots, int64_t slot_stride,
                                  int64_t n, int64_t last, float* sums, int64_t sum_stride, NextKeys<T> next) {
     switch (rows) {
-        case 1: return sum_values<T, 1, lines>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
-        case 2: return sum_values<T, 2, lines>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
-        case 3: return sum_values<T, 3, lines>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
-        case 4: return sum_values<T, 4, lines>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
+        case 1: return sum_values<T, 1, lines, whole>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
+        case 2: return sum_values<T, 2, lines, whole>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
+        case 3: return sum_values<T, 3, lines, whole>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
+        case 4: return sum_values<T, 4, lines, whole>(weights, v, slots, slot_stride, n, last, sums, sum_stride, next);
     }
 }
 
@@ -147,12 +151,16 @@ static void add_values(const AttentionLayer& layer, const Operands<T>& in, const
         for (int64_t g = 0; g < group; g += DECODE_ROWS)
             for (int64_t l = 0; l < lines; next.k = nullptr) {
                 int64_t rows = min(DECODE_ROWS, group - g), head = h * group + g, column = l * L::size;
-                int64_t count = lines - l >= tile ? tile : 1, last = min(L::size, layer.v_size - column - (count - 1) * L::size);
+                int64_t left = layer.v_size - column, count = left >= tile * L::size ? tile : 1;
                 const auto* weights = space.weights + head * CHUNK;
                 const T* v = in.v + h * in.v_head_stride + column;
                 float* sums = space.sums + head * space.sum_stride + column;
-                if (count == tile) sum_values_of<T, tile>(rows, weights, v, slots, in.v_slot_stride, n, last, sums, space.sum_stride, next);
-                else sum_values_of<T, 1>(rows, weights, v, slots, in.v_slot_stride, n, last, sums, space.sum_stride, next);
+                if (count == tile)
+                    sum_values_of<T, tile, true>(rows, weights, v, slots, in.v_slot_stride, n, 0, sums, space.sum_stride, next);
+                else if (left >= L::size)
+                    sum_values_of<T, 1, true>(rows, weights, v, slots, in.v_slot_stride, n, 0, sums, space.sum_stride, next);
+                else
+                    sum_values_of<T, 1, false>(rows, weights, v, slots, in.v_slot_stride, n, left, sums, space.sum_stride, next);
                 l += count;
             }
     }
