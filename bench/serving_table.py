@@ -5,7 +5,7 @@ Must not know: where records come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from octavo.bench.distribution import Distribution
@@ -98,3 +98,14 @@ def as_json(
 
 def _number(seconds: float) -> float | None:
     return seconds * 1000 if abs(seconds) < float("inf") else None
+
+
+def group_table(kind: str, groups: Mapping[str, Metrics]) -> str:
+    """One line a group: how many, how many failed, and the main latencies in ms (median and P99)."""
+    columns = [(kind, "requests", "failed", "tok/s", *(f"{name} {which}" for name in ("TTFT", "TPOT", "E2EL") for which in ("P50", "P99")))]
+    for name, group in groups.items():
+        latencies = [f"{values.percentile(p) * 1000:.1f}" for values in (group.ttft, group.tpot, group.e2el) for p in (50, 99)]
+        columns.append((name, str(group.requests), str(group.requests - group.succeeded), f"{group.output_throughput:.1f}", *latencies))
+    widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
+    cells = [[c.rjust(w) if n else c.ljust(w) for n, (c, w) in enumerate(zip(line, widths, strict=True))] for line in columns]
+    return "\n".join("  ".join(line) for line in cells)

@@ -1,7 +1,7 @@
 """A long day in minutes: thousands of requests from many clients, many of them unruly. `python -m octavo.bench.soak --model FOLDER`.
 
-Every answer is compared with what the offline engine gives for its prompt. At the end nothing may run or be held, the metrics must agree
-with each other, and the server's memory must not have grown in the second half.
+Every answer is compared with what the offline engine gives for its prompt. At the end nothing may run or be held, every metric must agree
+with the others and with what the clients saw, and the server's memory must not have grown in the second half.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from octavo.bench.load.books import Seen, audit, pages
 from octavo.bench.load.http1 import BrokenAnswer
-from octavo.bench.load.process import ServerProcess, read
+from octavo.bench.load.numbers import Numbers, numbers
+from octavo.bench.load.process import ServerProcess
 from octavo.bench.load.unruly import SHARES, Case, Client, Visit
 
 LONGEST = 24  # tokens of an answer
@@ -26,6 +28,7 @@ SETTLE_S = 30.0  # until the last requests that nobody waits for are gone
 SAMPLES = 100  # of the server's memory
 GROWTH = 1.03  # of its median from the third to the last quarter; more is a leak
 MODEL = "soak"
+BUSY = ("num_requests_running", "num_requests_waiting", "http_requests_active")
 
 
 def case_params(number: int) -> dict[str, Any]:
@@ -63,7 +66,7 @@ class Outcome:
 
 async def soak(url: str, cases: Sequence[Case], *, requests: int, clients: int, seed: int = 0, model: str = MODEL) -> Outcome:
     """Visit, wait until it is quiet, and check what the server says of itself."""
-    outcome, rng = Outcome(), random.Random(seed)
+    outcome, seen, rng = Outcome(), Seen(), random.Random(seed)
     kinds = rng.choices(list(SHARES), list(SHARES.values()), k=requests)
     visits = [
         Visit(kind=kind, case=rng.choice(cases), max_tokens=rng.randint(1, LONGEST), model=model, rng=random.Random(rng.random()))
@@ -73,7 +76,7 @@ async def soak(url: str, cases: Sequence[Case], *, requests: int, clients: int, 
     host, _, port = url.removeprefix("http://").partition(":")
 
     async def work() -> None:
-        client = Client(host, int(port))
+        client = Client(host, int(port), seen)
         for number, visit in todo:
             try:
                 problem = await client.visit(visit)
@@ -83,60 +86,30 @@ async def soak(url: str, cases: Sequence[Case], *, requests: int, clients: int, 
             if problem:
                 outcome.problems.append(f"visit {number}, {visit.kind}: {problem}")
             if number % max(1, requests // SAMPLES) == 0:
-                outcome.memory.append((await metrics(url)).get("process_resident_memory_bytes", 0.0))
+                async with reading:
+                    newest.append(await numbers(url))
+                    outcome.problems += newest[-1].fallen(newest.pop(0))
+                    outcome.memory.append(newest[0]["process_resident_memory_bytes"])
         await client.closed()
 
-    begun, before = time.perf_counter(), await metrics(url)
+    begun, before = time.perf_counter(), await numbers(url)
+    newest, reading = [before], asyncio.Lock()
     await asyncio.gather(*(work() for _ in range(clients)))
     outcome.seconds = time.perf_counter() - begun
-    outcome.problems += await settled(url, before)
+    now = await settled(url)
+    spent = time.perf_counter() - begun
+    outcome.problems += audit(before, now, await pages(url), seen, seconds=spent, clients=clients)
     return outcome
 
 
-async def metrics(url: str) -> dict[str, float]:
-    """Every sample, by name and labels as they stand there without those that all have in common."""
-    found = {}
-    for line in (await read(url, "/metrics")).body.decode().splitlines():
-        if line and not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            kept = [
-                part for part in name.partition("{")[2].rstrip("}").split(",") if part and not part.startswith(("model_name=", "engine="))
-            ]
-            found[name.partition("{")[0].partition(":")[2] or name] = float(value)
-            if kept:
-                found[f"{name.partition('{')[0].partition(':')[2]}{{{','.join(sorted(kept))}}}"] = float(value)
-    return found
-
-
-async def settled(url: str, before: dict[str, float]) -> list[str]:
-    """Wait until nothing runs, then say what is left over, and what does not add up of what was counted since `before`."""
+async def settled(url: str) -> Numbers:
+    """The numbers once nothing runs any more, or when patience ends."""
     end = time.monotonic() + SETTLE_S
     while True:
-        now = await metrics(url)
-        busy = {name: now[name] for name in ("num_requests_running", "num_requests_waiting", "http_requests_active") if now[name]}
-        if not busy or time.monotonic() > end:
-            break
+        now = await numbers(url)
+        if not any(now[name] for name in BUSY) or time.monotonic() > end:
+            return now
         await asyncio.sleep(0.1)
-    since = {name: value - before.get(name, 0.0) for name, value in now.items()}
-    by_reason = {name: value for name, value in since.items() if name.startswith("request_success_total{")}
-    answered = sum(value for name, value in by_reason.items() if '"length"' in name or '"stop"' in name)
-    slots = {name: value for name, value in now.items() if name.startswith("kv_slots{")}
-    problems = [f"{name} is {value:g} at the end" for name, value in busy.items()]
-    held = {name: value for name, value in slots.items() if value and not ('"free"' in name or '"cached"' in name)}
-    problems += [f"leaked: {name} is {value:g}" for name, value in held.items()]
-    equal = [
-        ("kv_cache_usage_perc", now["kv_cache_usage_perc"], 0.0),
-        ("requests taken and ended", since["requests_total"], sum(by_reason.values())),
-        ("e2e latencies and answers", since["e2e_request_latency_seconds_count"], answered),
-        ("answers' lengths and answers", since["request_generation_tokens_count"], answered),
-        ("the engine is alive", now["engine_alive"], 1.0),
-        ("failed steps", since["failed_steps_total"], 0.0),
-        ("requests that failed", since.get('request_success_total{finished_reason="error"}', 0.0), 0.0),
-    ]
-    problems += [f"{what}: {one:g} and {other:g}" for what, one, other in equal if one != other]
-    if since["generation_tokens_total"] < since["request_generation_tokens_sum"]:
-        problems.append("answers hold more tokens than were generated")
-    return problems
 
 
 def offline_cases(model: str, count: int) -> list[Case]:

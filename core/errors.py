@@ -4,7 +4,8 @@
     ├── ConfigError                  the settings cannot be used
     │   ├── UnknownPluginError       no plugin of that name is installed
     │   ├── InvalidOptionsError      an option is unknown, of a wrong type or out of range
-    │   └── IncompatibleStackError   the chosen plugins do not work together
+    │   ├── IncompatibleStackError   the chosen plugins do not work together
+    │   └── ResultError              a saved measurement cannot be read, or not be written there
     ├── PluginError                  an installed plugin is at fault
     │   ├── PluginLoadError          it cannot be imported or registers nothing
     │   ├── DuplicatePluginError     two distributions provide one name
@@ -40,6 +41,10 @@ class InvalidOptionsError(ConfigError):
 
 class IncompatibleStackError(ConfigError):
     """The chosen plugins do not work together, on this device or with this model."""
+
+
+class ResultError(ConfigError):
+    """A saved measurement is damaged, incomplete, of a newer version or of something else, or cannot be written there."""
 
 
 class PluginError(OctavoError):

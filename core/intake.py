@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from octavo.core.beam_search_params import BeamSearchParams
+from octavo.core.options import ClassLimits
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.bad_words import resolve_bad_words
@@ -38,16 +39,19 @@ def make_request(
     params = params.sampling if isinstance(params, BeamSearchParams) else params
     prompt = _truncated(prompt, params, engine.max_model_len)
     arrival = engine.clock.now()
+    limits = engine.scheduler.options.classes.get(class_name, ClassLimits())
+    room = engine.max_model_len - len(prompt)
+    timeouts = [seconds for seconds in (params.timeout_s, limits.timeout_s) if seconds is not None]
     return Request(
         request_id if request_id is not None else _unused_id(engine, order),
         tuple(prompt),
         params,
-        max_tokens=engine.max_model_len - len(prompt) if params.max_tokens is None else params.max_tokens,
+        max_tokens=min(room, limits.max_output_tokens or room) if params.max_tokens is None else params.max_tokens,
         seed=params.seed if params.seed is not None else _mix(engine.seed, order),
         stop_ids=resolve_stop_ids(params, eos_token_ids=engine.eos_token_ids, vocab_size=engine.vocab_size),
         bad_words=resolve_bad_words(params.bad_words, tokenizer=engine.tokenizer, vocab_size=engine.vocab_size),
         arrival=arrival,
-        deadline=None if params.timeout_s is None else arrival + params.timeout_s,
+        deadline=arrival + min(timeouts) if timeouts else None,
         order=order,
         priority=params.priority if priority is None else priority,
         class_name=class_name,

@@ -58,7 +58,8 @@ class Ops(ABC):
     """Linears, norms, RoPE and activations: torch's, or a device's own. Attention is not among them.
 
     `pack` takes a weight over in whatever layout is fast here; what it returns is opaque to the model, which hands it back to the
-    other methods. Fused forms exist where a fusion pays on some device; plain ops compute them in two steps.
+    other methods. Fused forms exist where a fusion pays on some device; plain ops compute them in two steps. The two blocks at the end
+    are made of the others here, and ops that do better in one call override them.
     """
 
     @abstractmethod
@@ -74,6 +75,10 @@ class Ops(ABC):
     @abstractmethod
     def packed_bytes(self, packed: Any) -> int:
         """Bytes that a packed weight takes on the device."""
+
+    @abstractmethod
+    def rows(self, packed: Any, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the packed weight, exactly as they came: ids [T] int64 -> [T, in]. An embedding whose weight is the head's."""
 
     @abstractmethod
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
@@ -98,3 +103,34 @@ class Ops(ABC):
     @abstractmethod
     def argmax(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
         """argmax over the last dimension of linear(x): x [R, in] -> [R] int64, the lowest id wins a tie."""
+
+    def attention_inputs(
+        self,
+        x: torch.Tensor,
+        packed: Any,
+        *,
+        norm: torch.Tensor,
+        eps: float,
+        heads: tuple[int, int],
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What a block does before its attention: q [T, H, D], k and v [T, G, D] of x [T, in], `heads` being (H, G).
+
+        RMS norm of x, the packed projection in -> (H + 2 G) D, an RMS norm of each head of q and k where there are weights [D], RoPE.
+        """
+        num_heads, num_kv_heads = heads
+        qkv = self.linear(self.rms_norm(x, norm, eps), packed).unflatten(1, (num_heads + 2 * num_kv_heads, -1))
+        qk, v = qkv[:, : num_heads + num_kv_heads], qkv[:, num_heads + num_kv_heads :]
+        if q_norm is not None and k_norm is not None:
+            q = self.rms_norm(qk[:, :num_heads], q_norm, eps)
+            k = self.rms_norm(qk[:, num_heads:], k_norm, eps)
+            return self.rope(q, cos, sin), self.rope(k, cos, sin), v
+        qk = self.rope(qk, cos, sin)
+        return qk[:, :num_heads], qk[:, num_heads:], v
+
+    def gated_mlp(self, x: torch.Tensor, gate_up: Any, down: Any, *, norm: torch.Tensor, eps: float) -> torch.Tensor:
+        """What a block does after its attention: x [T, in] + down(swiglu(rms_norm(x))); may write into x."""
+        return self.linear_add(self.swiglu(self.rms_norm(x, norm, eps), gate_up), down, x)

@@ -21,12 +21,15 @@ class PluginOptions(BaseModel):
 
 
 class ClassLimits(PluginOptions):
-    """Limits of one class of requests; None is no limit. Over `max_running` a request waits, over the others it is refused."""
+    """Limits of one class of requests; None is no limit. Over `max_running` a request waits, after `timeout_s` it is ended, over the others
+    it is refused.
+    """
 
     max_input_tokens: int | None = Field(None, ge=1, description="longest prompt, in tokens")
-    max_output_tokens: int | None = Field(None, ge=1, description="most tokens a request may ask for")
+    max_output_tokens: int | None = Field(None, ge=1, description="most tokens a request may ask for; one that says nothing gets so many")
     max_running: int | None = Field(None, ge=1, description="most sequences that run at once")
     max_queue: int | None = Field(None, ge=1, description="most requests that wait")
+    timeout_s: float | None = Field(None, gt=0, description="seconds after which a request is ended, if it does not ask for less")
 
 
 class SchedulerOptions(PluginOptions):

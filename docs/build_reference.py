@@ -1,11 +1,12 @@
-"""Write docs/reference from the code: hooks, options, presets, sampling parameters, the command line, stacks, mutants, faults, the
-config's JSON schema.
+"""Write docs/reference from the code: hooks, options, presets, sampling parameters, the command line, workloads, stacks, mutants, faults,
+the config's JSON schema.
 
 `python docs/build_reference.py` writes; with `--check` it only says which page is out of date (exit status 1).
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import json
@@ -19,6 +20,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from octavo.bench.workloads import WORKLOADS
 from octavo.cli import COMMANDS, build_parser
 from octavo.cli.presets import as_toml
 from octavo.core import beam_search_params, hookspecs
@@ -128,9 +130,33 @@ def command_line() -> str:
     os.environ.update(COLUMNS="120", NO_COLOR="1")
     lines = ["# Command line", "", "```", build_parser().format_help().strip(), "```", ""]
     for name in COMMANDS:
-        parser = build_parser(name)
-        command = parser._subparsers._group_actions[0].choices[name]  # type: ignore[union-attr,index]
-        lines += [f"## octavo {name}", "", "```", command.format_help().strip(), "```", ""]
+        lines += _command_help(f"octavo {name}", _parsers(build_parser(name))[name])
+    return "\n".join(lines)
+
+
+def _command_help(title: str, command: argparse.ArgumentParser) -> list[str]:
+    lines = [f"## {title}", "", "```", command.format_help().strip(), "```", ""]
+    for name, inner in _parsers(command).items():
+        lines += _command_help(f"{title} {name}", inner)
+    return lines
+
+
+def _parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands within a command, by name."""
+    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0]) if found else {}
+
+
+def workloads() -> str:
+    """The workloads and their options."""
+    lines = [
+        "# Workloads",
+        "",
+        "For `octavo bench`: `--dataset-name NAME`, and an option as `--NAME-OPTION` (`path`: `--dataset-path`).",
+        "",
+    ]
+    for workload in WORKLOADS.values():
+        lines += [f"## {workload.name}", "", f"{inspect.getdoc(workload.make)}", "", *_fields(workload.options), ""]
     return "\n".join(lines)
 
 
@@ -198,6 +224,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "sampling.md": sampling,
         "presets.md": presets,
         "command-line.md": command_line,
+        "workloads.md": workloads,
         "mutants.md": mutants,
         "faults.md": faults,
         "stacks.md": lambda: stacks(registry),

@@ -1,6 +1,6 @@
-"""One line a request of /v1 in the log, when both its answer and the engine are done with it; prompts are in it only where asked for.
+"""One line a request of /v1 in the log, when both its answer and the engine are done with it, and how many are not answered yet.
 
-Must not know: routes' insides, the form of the log.
+Prompts are in it only where asked for. Must not know: routes' insides, the form of the log.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.core.outputs import RequestOutput
+from octavo.server.errors import GONE
 from octavo.server.tallies import reason_of
 
 logger = logging.getLogger("octavo.access")
 
-GONE = 499  # the client hung up before its answer was complete
 MOST_WAITING = 4096  # lines that wait for the engine
 
 
@@ -45,6 +45,7 @@ class AccessLog:
     """Belongs to the event loop, except for the observer's method, which the engine's thread calls."""
 
     def __init__(self, *, model: str, log_prompts: bool) -> None:
+        self.num_active = 0  # not answered yet
         self.answered: dict[tuple[str, str, str], int] = {}  # by method, route and status
         self._model = model
         self._log_prompts = log_prompts
@@ -74,6 +75,7 @@ class AccessLog:
     def begin(self, scope: Scope) -> Line:
         """A request came; those that this task gives to the engine are its own."""
         self._loop = asyncio.get_running_loop()
+        self.num_active += 1
         line = Line(scope["method"], scope["path"], self._model, monotonic())
         _current.set(line)
         return line
@@ -87,6 +89,7 @@ class AccessLog:
 
     def end(self, line: Line, scope: Scope) -> None:
         """The answer was sent, or the client has gone."""
+        self.num_active -= 1
         line.seconds = monotonic() - line.began
         route = getattr(scope.get("route"), "path", "")
         key = (line.method, route, str(line.status))

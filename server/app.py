@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from octavo._version import __version__
 from octavo.server import debug, document, errors, health, load, metrics
 from octavo.server.access_log import AccessLines
-from octavo.server.activity import Activity
 from octavo.server.body_limit import BodyLimit
 from octavo.server.last_resort import LastResort
 from octavo.server.openai import chat, completions, models, tokens
@@ -29,7 +28,6 @@ def create_app(here: Served) -> FastAPI:
         app.include_router(router)
     document.complete(app)
     app.add_middleware(LastResort)
-    app.add_middleware(Activity, here=here)
     app.add_middleware(BodyLimit, limit=here.settings.max_body_bytes)
     app.add_middleware(AccessLines, log=here.access_log)
     return app

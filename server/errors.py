@@ -19,6 +19,7 @@ from octavo.core.errors import EngineError, QueueFullError, RequestError
 
 logger = logging.getLogger("octavo.server")
 
+GONE = 499  # the client hung up before its answer was complete: nobody reads this status but the log
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 
-from octavo.server.errors import ApiError
+from octavo.server.errors import GONE, ApiError
 
+MAX_BRACKETS = 100_000  # that open a list or an object: millions of them would keep the event loop, and everybody, for many seconds
 MAX_DEPTH = 100  # lists and objects in each other: JSON schemas have some, and whoever reads them recursively must get through
+MAX_MEMBERS = 2**16  # of one object: no field has more, and each that a schema does not know is an error of its own
+
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # one without an end goes to the end: no text is scanned twice
 
 
 class JsonRoute(APIRoute):
@@ -28,9 +34,14 @@ class JsonRoute(APIRoute):
         handle, has_body = super().get_route_handler(), self.body_field is not None
 
         async def strict(request: Request) -> Response:
+            request = _JsonRequest(request.scope, request.receive)
             if has_body:
                 _check_type(request.headers.get("content-type", ""))
-            return await handle(_JsonRequest(request.scope, request.receive))
+                try:
+                    await request.body()  # is kept there
+                except ClientDisconnect:  # FastAPI would take it for a bad request
+                    return Response(status_code=GONE)
+            return await handle(request)
 
         return strict
 
@@ -46,6 +57,11 @@ def parse(data: bytes) -> Any:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise _refused(f"is not UTF-8: byte {data[error.start]:#04x} at {error.start}") from error
+    brackets = _brackets(text)
+    if brackets > MAX_BRACKETS:
+        brackets = _brackets(_STRING.sub("", text))  # those in a prompt open nothing
+    if brackets > MAX_BRACKETS:
+        raise _refused(f"holds {brackets:,} opening brackets, more than {MAX_BRACKETS:,}: send it in several requests")
     try:
         content = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
@@ -54,7 +70,7 @@ def parse(data: bytes) -> Any:
         raise _refused(f"is nested deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:  # a whole number of thousands of digits
         raise _refused(f"holds a number that is too long: {error}") from error
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth_above(content, MAX_DEPTH):
+    if brackets > MAX_DEPTH and _depth_above(content, MAX_DEPTH):
         raise _refused(f"is nested deeper than {MAX_DEPTH} levels")
     if "\\ud" in text or "\\uD" in text:
         try:
@@ -63,6 +79,10 @@ def parse(data: bytes) -> Any:
             half = ord(error.object[error.start])
             raise _refused(f"holds half a surrogate pair, \\u{half:04x}: text was cut inside a character") from error
     return content
+
+
+def _brackets(text: str) -> int:
+    return text.count("[") + text.count("{")
 
 
 def _check_type(content_type: str) -> None:
@@ -77,6 +97,8 @@ def _refused(why: str) -> ApiError:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_MEMBERS:
+        raise _refused(f"holds an object with {len(pairs)} members: {MAX_MEMBERS} is the most")
     found = dict(pairs)
     if len(found) < len(pairs):
         seen = set[str]()

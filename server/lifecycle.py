@@ -9,9 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -69,16 +74,20 @@ class Lifecycle:
         if here.status == "ready":
             here.status, here.reason = "draining", "shutting down"
         logger.info("shutting down: %d requests may finish within %g s", here.num_active, patience)
-        end = asyncio.get_running_loop().time() + patience
-        while here.num_active and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(POLL_S)
+        await self._until_answered(patience)
         if here.num_active:
             logger.warning("%d requests did not finish in time and are ended", here.num_active)
             await here.llm.abort_all()
-            end = asyncio.get_running_loop().time() + LINGER_S
-            while here.num_active and asyncio.get_running_loop().time() < end:
-                await asyncio.sleep(POLL_S)
+            await self._until_answered(LINGER_S)
+        if here.num_active:  # a step hangs, or a client does not read
+            here.llm.fail_all("it was shut down, and its step did not end")
+            await self._until_answered(LINGER_S)
         self._server.should_exit = True
+
+    async def _until_answered(self, limit_s: float) -> None:
+        end = asyncio.get_running_loop().time() + limit_s
+        while self._here.num_active and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(POLL_S)
 
     # --------------------------------------------------------------------- death
 
@@ -107,8 +116,7 @@ class Lifecycle:
                 here.flight.write_down(here.reason)
                 here.llm.fail_all(here.reason)
                 await asyncio.sleep(LINGER_S)
-                logging.shutdown()
-                os._exit(1)  # the engine's thread hangs: nothing can end it
+                leave(1)  # the engine's thread hangs: nothing can end it
 
     async def _watch_connections(self) -> None:
         """Clients that neither send nor read on are not waited for without end."""
@@ -144,6 +152,32 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._lifecycle.signalled(sig)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process now, without Python's own way out: that aborts it where another thread is inside native code."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, full, or never there
+            stream.flush()
+    os._exit(status)
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """While a model is loaded SIGINT and SIGTERM end the process at once, with 128 + the signal: nobody waits for an answer yet.
+
+    That a handler is set at all is what lets the first process of a container be ended.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+    before = {number: signal.signal(number, lambda number, frame: leave(128 + number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -50,8 +50,15 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, without a traceback."""
-        fields = getattr(record, "fields", {})
-        return " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in fields.items())])
+        line, fields = super().formatMessage(record), getattr(record, "fields", None)
+        if fields is None:  # our own words, which may take several lines
+            return line
+        return one_line(" ".join([line, *(f"{name}={value}" for name, value in fields.items())]))
+
+
+def one_line(text: str) -> str:
+    """What a terminal would obey and what would begin another line is written out: ids and paths are the callers' own words."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def set_up(settings: ServerSettings) -> None:

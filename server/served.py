@@ -38,7 +38,7 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))  # when it began to serve, as clients want to know it
     status: Status = "ready"
     reason: str = ""  # why it is not ready
-    num_active: int = 0  # requests of /v1 that were not answered yet
+    long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, so that it takes no more than one thread from others
     tallies: Tallies = field(init=False)
     flight: FlightRecorder = field(init=False)
     access_log: AccessLog = field(init=False)
@@ -53,6 +53,11 @@ class Served:
         for observer in (self.tallies, self.flight, self.access_log):
             engine.observers.add(observer)
         self.llm.on_request = self.access_log.note
+
+    @property
+    def num_active(self) -> int:
+        """Requests of /v1 that were not answered yet."""
+        return self.access_log.num_active
 
     async def read(self) -> Reading:
         """All numbers: between two steps, or at a glance if a step takes too long to wait for."""

@@ -48,6 +48,8 @@ class ServerSettings(PluginOptions):
 
     @model_validator(mode="after")
     def _keys(self) -> Self:
+        if any(not key or key != key.strip() for key in self.api_key):
+            raise ValueError("api_key holds a key that is empty, or has spaces around it: nobody, or everybody, could bring it")
         unknown = sorted(set(self.classes_by_key) - set(self.api_key)) if self.api_key else sorted(self.classes_by_key)
         if unknown:
             raise ValueError(f"classes_by_key names {len(unknown)} key(s) that api_key does not hold")

@@ -7,12 +7,14 @@ allocator keep anyway are read when somebody asks. Must not know: names of metri
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.engine import Engine
 from octavo.core.kv import KVStats, KVUsage
 from octavo.core.outputs import RequestOutput, StepReport
+from octavo.core.request import Request
 
 REASONS = ("error", "timeout", "abort", "length", "stop")  # of several samples' the first in this order is the request's
 ANSWERED = ("length", "stop")
@@ -52,6 +54,23 @@ class Histogram:
         return copied
 
 
+class ClassTally:
+    """The requests of one class: how they ended, and of those that were answered how long they took."""
+
+    def __init__(self) -> None:
+        self.running = self.waiting = 0
+        self.ended = dict.fromkeys(REASONS, 0)
+        self.first_token = Histogram(FIRST_TOKEN)
+        self.latency = Histogram(LATENCY)
+
+    def at(self, running: int, waiting: int) -> ClassTally:
+        """As it is now, with so many requests in the scheduler."""
+        copied = ClassTally()
+        copied.running, copied.waiting, copied.ended = running, waiting, dict(self.ended)
+        copied.first_token, copied.latency = self.first_token.copy(), self.latency.copy()
+        return copied
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """All numbers at one moment. What is counted is counted since the engine was made, and never goes down."""
@@ -74,6 +93,7 @@ class Reading:
     seconds: dict[str, float]  # of steps, by part
     transferred: dict[str, int]  # slots, by kind
     histograms: dict[str, Histogram]
+    classes: dict[str, ClassTally]  # by name, where classes are configured
 
     @property
     def kv_usage(self) -> float:
@@ -92,6 +112,8 @@ class Tallies:
         self._steps = 0
         self._idle_rows = self._drafted = self._accepted = 0
         self._ended = dict.fromkeys(REASONS, 0)
+        named = engine.scheduler.options.classes
+        self._classes = {name: ClassTally() for name in sorted({"default", *named})} if named else {}
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._transferred = dict.fromkeys(TRANSFERS, 0)
         self._histograms = {
@@ -137,11 +159,17 @@ class Tallies:
         """Count one request. One that has no answer is not in the histograms: failed requests are not fast requests."""
         reason = reason_of(output)
         self._ended[reason] += 1
+        of_class = self._classes.get(output.class_name)
+        if of_class is not None:
+            of_class.ended[reason] += 1
         times, params, histograms = output.times, output.params, self._histograms
         if reason not in ANSWERED or times is None or params is None or times.finished is None:
             return
         made = sum(len(one.token_ids) for one in output.outputs)
         histograms["e2e_request_latency_seconds"].observe(times.finished - times.arrival)
+        if of_class is not None and times.first_token is not None:
+            of_class.latency.observe(times.finished - times.arrival)
+            of_class.first_token.observe(times.first_token - times.arrival)
         histograms["request_prompt_tokens"].observe(output.num_prompt_tokens)
         histograms["request_generation_tokens"].observe(made)
         histograms["request_params_n"].observe(params.n)
@@ -186,7 +214,14 @@ class Tallies:
             seconds=dict(self._seconds),
             transferred=dict(self._transferred),
             histograms={name: histogram.copy() for name, histogram in self._histograms.items()},
+            classes=self._by_class(list(scheduler.running), list(scheduler.waiting)),
         )
+
+    def _by_class(self, running: Sequence[Request], waiting: Sequence[Request]) -> dict[str, ClassTally]:
+        if not self._classes:
+            return {}
+        run, wait = (Counter(request.class_name for request in requests) for requests in (running, waiting))
+        return {name: tally.at(run[name], wait[name]) for name, tally in self._classes.items()}
 
 
 def reason_of(output: RequestOutput) -> str:

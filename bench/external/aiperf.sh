@@ -2,7 +2,7 @@
 # NVIDIA's aiperf against a running server: bench/external/aiperf.sh URL MODEL TOKENIZER [MORE ARGUMENTS]
 #
 #   octavo serve smollm2-135m &
-#   bench/external/aiperf.sh http://127.0.0.1:8000 smollm2-135m ~/.cache/octavo/models/smollm2-135m
+#   bench/external/aiperf.sh http://127.0.0.1:8000 smollm2-135m ~/.cache/octavo/gguf/*/
 #
 # MODEL is a name that the server serves, TOKENIZER a folder with the model's tokenizer files. aiperf goes into an environment of its own,
 # bench/external/.venv-aiperf (or $VENV). The report is printed, and lies as JSON and CSV in the folder named at the end.

@@ -2,7 +2,7 @@
 # guidellm against a running server: bench/external/guidellm.sh URL TOKENIZER [MORE ARGUMENTS]
 #
 #   octavo serve smollm2-135m &
-#   bench/external/guidellm.sh http://127.0.0.1:8000 ~/.cache/octavo/models/smollm2-135m
+#   bench/external/guidellm.sh http://127.0.0.1:8000 ~/.cache/octavo/gguf/*/
 #
 # TOKENIZER is a folder with the model's tokenizer files: guidellm makes prompts of a wanted length with it. guidellm goes into an environment
 # of its own, bench/external/.venv-guidellm (or $VENV). The report is printed, and lies as JSON and CSV in the folder named at the end.

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.bench.load.books import Seen
 from octavo.bench.load.client import Record, send
 from octavo.bench.load.http1 import BrokenAnswer, Connection, connect, post
 from octavo.bench.load.workload import Ask
@@ -63,8 +64,9 @@ class Visit:
 class Client:
     """One client of a server; it visits one after the other and keeps its connection as long as it may."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, seen: Seen) -> None:
         self._place = (host, port)
+        self.seen = seen
         self._connection: Connection | None = None
 
     async def visit(self, visit: Visit) -> str:
@@ -80,12 +82,35 @@ class Client:
     async def record(self, ask: Ask) -> Record:
         """Ask and wait."""
         request = post(ask.path, ask.encoded(), host="soak")
-        return await send(await self.connection(), ask, request, due=time.perf_counter(), timeout_s=BOUND_S)
+        record = await send(await self.connection(), ask, request, due=time.perf_counter(), timeout_s=BOUND_S)
+        note(record, self.seen)
+        return record
 
     async def closed(self) -> None:
         """Hang up."""
         if self._connection is not None:
             await self._connection.closed()
+
+
+def timed_out(record: Record) -> bool:
+    """The server said so, before its answer or in it."""
+    return not record.broken and ("timeout" in record.error or record.answer.status == 408)
+
+
+def note(record: Record, seen: Seen) -> None:
+    """Add up what came of it. Answers run to their `max_tokens`, or a verdict tells."""
+    prompt, most = len(record.ask.body["prompt"]), record.ask.body["max_tokens"]
+    if not record.error:
+        seen.answered += 1
+        seen.prompt_tokens += prompt
+        seen.made_tokens += most
+        seen.seconds += record.ended - record.sent
+        return
+    seen.perhaps_prompt_tokens += prompt
+    seen.perhaps_made_tokens += most
+    seen.timed_out += timed_out(record)
+    seen.timed_out_early += record.answer.status == 408
+    seen.perhaps += bool(record.broken)
 
 
 async def whole(client: Client, visit: Visit) -> str:
@@ -131,6 +156,7 @@ async def half(client: Client, visit: Visit) -> str:
     asking = asyncio.ensure_future(connection.ask(request[: visit.rng.randrange(1, len(request))]))
     await asyncio.sleep(0.005)
     connection.close()
+    client.seen.half += 1
     try:
         await asking
     except (BrokenAnswer, OSError):
@@ -141,7 +167,7 @@ async def half(client: Client, visit: Visit) -> str:
 async def hurried(client: Client, visit: Visit) -> str:
     """Allows less time than it may take: the right answer, or word of the timeout after a right beginning."""
     record = await client.record(visit.ask(stream=visit.rng.random() < 0.5, timeout_s=visit.rng.choice((0.001, 0.02, 0.1))))
-    if "timeout" in record.error or record.answer.status == 408:
+    if timed_out(record):
         return visit.verdict(record, whole=False)
     return visit.verdict(record)
 
@@ -164,6 +190,7 @@ async def nonsense(client: Client, visit: Visit) -> str:
     )
     answer = await (await client.connection()).ask(post(PATH, body, host="soak"))
     message = json.loads(answer.body).get("error", {}).get("message")
+    client.seen.refused += 1
     return "" if answer.status == 400 and message else f"status {answer.status} for {body[:80]!r}: {answer.body[:200]!r}"
 
 

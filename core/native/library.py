@@ -10,13 +10,27 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 
 from octavo.core.errors import ConfigError
 from octavo.core.native import presence
 
 LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each needs all that those before it do
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+
+
+class PackedLinear(ctypes.Structure):
+    """A packed weight as `struct Weight` of core/native/gemm.h; addresses of memory that others keep."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("type", c_int32),
+        ("groups", c_int32),
+    )
+
 
 # The functions of core/native/*.cpp, in the order of their arguments.
 _SIGNATURES: dict[str, list[type]] = {
@@ -27,6 +41,14 @@ _SIGNATURES: dict[str, list[type]] = {
     "attention_plan": [c_void_p] * 5,
     "attention": [c_void_p, c_int, *[c_void_p] * 3, c_int64, c_void_p, *[c_int64] * 2, *[c_void_p, c_int64, c_int64] * 3, c_void_p],
     "attention_write": [*[c_int64] * 4, c_void_p, c_int64, *[c_void_p, c_int64, c_int64] * 4, c_int],
+    "packed_sizes": [c_int, c_int64, c_int64, c_int, c_void_p, c_void_p],
+    "pack": [c_void_p, c_void_p, c_int64, c_int, c_int],
+    "rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
+    "linear": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int64, c_void_p, c_int64, c_int],
+    "swiglu": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
+    "argmax": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
+    "attention_inputs": [c_void_p, c_void_p, c_int64, c_void_p, c_float, *[c_void_p] * 4, *[c_int64] * 3, c_void_p, c_int],
+    "gated_mlp": [*[c_void_p] * 3, c_int64, c_void_p, c_float, c_int],
 }
 
 
@@ -40,6 +62,14 @@ class Library:
     attention_plan: Callable[..., int]
     attention: Callable[..., int]
     attention_write: Callable[..., int]
+    packed_sizes: Callable[..., int]
+    pack: Callable[..., int]
+    rows: Callable[..., int]
+    linear: Callable[..., int]
+    swiglu: Callable[..., int]
+    argmax: Callable[..., int]
+    attention_inputs: Callable[..., int]
+    gated_mlp: Callable[..., int]
 
     def __init__(self, loaded: ctypes.CDLL, level: str) -> None:
         self.level = level
@@ -48,6 +78,13 @@ class Library:
             function = getattr(loaded, f"octavo_{name}_{level}")
             function.argtypes, function.restype = arguments, c_int
             setattr(self, name, function)
+
+    @functools.cached_property
+    def panel_columns(self) -> int:
+        """Columns of a panel of packed weights."""
+        size, columns = c_int64(), c_int64()
+        self.packed_sizes(TYPES["float32"], 1, 1, 1, ctypes.byref(size), ctypes.byref(columns))
+        return columns.value
 
     def advise_huge_pages(self, start: int, num_bytes: int) -> None:
         """Ask the system for huge pages from address `start`, a multiple of a page; nothing happens where there are none."""

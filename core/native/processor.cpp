@@ -2,6 +2,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__linux__)
@@ -34,3 +35,30 @@ OCTAVO_EXPORT void octavo_advise_huge_pages(void* start, int64_t bytes) {
     (void)start, (void)bytes;
 #endif
 }
+
+namespace octavo {
+
+namespace {
+
+struct Scratch {
+    void* start = nullptr;
+    int64_t bytes = 0;
+    ~Scratch() { free(start); }
+};
+
+thread_local Scratch kept;
+
+}  // namespace
+
+// Memory of the calling thread, kept for the next call (activations of a step: some megabytes); null: there is none left.
+void* scratch(int64_t bytes) {
+    if (bytes > kept.bytes) {
+        free(kept.start);
+        kept.bytes = (bytes + bytes / 4 + 4095) / 4096 * 4096;  // a little more, since steps grow
+        kept.start = aligned_alloc(4096, (size_t)kept.bytes);
+        if (!kept.start) kept.bytes = 0;
+    }
+    return kept.start;
+}
+
+}  // namespace octavo

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from octavo.core.errors import RequestError
-from octavo.core.text.tool_prompt import calls_as_text, tools_as_text
+from octavo.core.text.tool_prompt import TAG, calls_as_text, tools_as_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -59,6 +59,11 @@ class ChatTemplate:
             return template.render(**self._special_tokens, **variables)
         except Exception as error:  # besides its own kinds, Jinja lets any of Python's through: None + "a" is a TypeError
             raise RequestError(f"the model's chat template can't render these messages: {error}", field="messages") from error
+
+    @cached_property
+    def tags_calls(self) -> bool:
+        """Whether the model is asked to write each tool call in tags: by the template, or by us where that knows no tools."""
+        return "tools" not in self._words or TAG in self._source
 
     @cached_property
     def _compiled(self) -> jinja2.Template:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ class Tokenizer:
             chat_templates=_chat_templates(path, config),
         )
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary writes it: a token stands for no more of a text."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
     def encode(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Token ids; `add_special_tokens`: with BOS and the like, where the tokenizer has them. NUL is a character like others.
 
@@ -92,6 +98,12 @@ class Tokenizer:
         if name not in self._templates:
             raise RequestError(NO_TEMPLATE, field="messages")
         return self._templates[name].render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+
+    @property
+    def tags_calls(self) -> bool:
+        """Whether the model's template asks for each tool call in tags."""
+        template = self._templates.get("tool_use", self._templates.get("default"))
+        return template is not None and template.tags_calls
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text as the decoder gives it, no spaces cleaned up afterwards. Ids beyond the vocabulary leave no trace."""

@@ -28,6 +28,7 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
+TAG = "<tool_call>"
 RESULT, END_OF_RESULT = "<tool_response>\n", "\n</tool_response>"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +17,7 @@ from octavo.core.logprobs import Logprob
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.openai.common_schema import PromptTokensDetails, StreamOptions, Usage
+from octavo.server.sse import DONE
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -46,6 +47,8 @@ def new_id(kind: str, asked: str | None) -> str:
 
 def check_served(output: CompletionOutput) -> None:
     """Raises ApiError if the output ended for a reason that is no answer."""
+    if output.finish_reason == "error" and output.error is not None and output.error.startswith(f"{GRAMMAR}: "):
+        raise RequestError(output.error, field=GRAMMAR)  # it compiled, but is too much to follow: the caller's to mend
     if output.finish_reason in UNSERVED:
         status, message, code = UNSERVED[output.finish_reason]
         raise ApiError(status, output.error or message, code=code)
@@ -80,18 +83,10 @@ async def first_of(pieces: AsyncGenerator[RequestOutput]) -> RequestOutput:
     try:
         for output in first.outputs:
             check_served(output)
-    except ApiError:
+    except (ApiError, RequestError):
         await pieces.aclose()
         raise
     return first
-
-
-async def chained(first: RequestOutput, rest: AsyncGenerator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
-    """A stream whose first piece was read already."""
-    async with aclosing(rest) as pieces:
-        yield first
-        async for piece in pieces:
-            yield piece
 
 
 def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
@@ -140,14 +135,31 @@ class Chunks:
         )
 
 
+async def streamed(
+    chunks: Chunks, pieces: AsyncGenerator[tuple[int, RequestOutput]], write: Callable[[int, RequestOutput], Iterable[str]]
+) -> AsyncGenerator[bytes]:
+    """All events of a streamed answer, `[DONE]` included, whatever happens in between.
+
+    `pieces` come with the number of their prompt; `write` makes the chunks of one.
+    """
+    try:
+        async with aclosing(pieces) as numbered:
+            async for number, piece in numbered:
+                chunks.saw(number, piece)
+                for output in piece.outputs:
+                    check_served(output)
+                if new := "".join(write(number, piece)):
+                    yield new.encode()
+        if end := chunks.end():
+            yield end
+    except Exception as error:
+        yield event(as_api_error(error).body)  # never a silent end
+    yield DONE
+
+
 def event(content: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
     return f"data: {_json(content)}\n\n".encode()
-
-
-def error_event(error: Exception) -> bytes:
-    """What a client is told when the answer ends in the middle: never a silent end."""
-    return event(as_api_error(error).body)
 
 
 quoted = json.JSONEncoder(ensure_ascii=False).encode

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from octavo.server.errors import ERRORS
+from octavo.server.errors import ERRORS, GONE
 from octavo.server.json_body import JsonRoute
 from octavo.server.openai.answers import STREAMED, blaming, first_of, whole
 from octavo.server.openai.chat_answer import ChatAnswer
@@ -38,8 +38,8 @@ async def chat_completions(body: ChatCompletionRequest, request: Request, caller
     with blaming(answer.grammar_field):
         if not body.stream:
             output = await unless_gone(request, whole(pieces))
-            return Response(status_code=499) if output is None else answer.response(answer.whole(output))
+            return Response(status_code=GONE) if output is None else answer.response(answer.whole(output))
         first = await unless_gone(request, first_of(pieces))  # what is refused has a status of its own
     if first is None:
-        return Response(status_code=499)
+        return Response(status_code=GONE)
     return EventStream(answer.events(first, pieces, ready), sources=[pieces], headers=answer.headers)

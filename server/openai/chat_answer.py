@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
 
 from fastapi.responses import Response
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.prompts import ReadyPrompt
 from octavo.server.errors import ApiError
-from octavo.server.openai.answers import GRAMMAR, Chunks, chained, check_served, error_event, new_id, plain_logprobs, quoted, usage
+from octavo.server.openai.answers import GRAMMAR, Chunks, new_id, plain_logprobs, quoted, streamed, usage
 from octavo.server.openai.chat_schema import (
     AnswerMessage,
     ChatChoice,
@@ -25,12 +24,12 @@ from octavo.server.openai.chat_schema import (
     FunctionCall,
     ToolCall,
 )
+from octavo.server.openai.merging import merged
 from octavo.server.openai.params import structure, wanted
 from octavo.server.openai.token_texts import Place, TokenTexts
 from octavo.server.openai.tool_reader import CallPiece, ToolPiece, ToolReader
 from octavo.server.openai.tools import tool_use
 from octavo.server.served import Served
-from octavo.server.sse import DONE
 
 
 class ChatAnswer:
@@ -46,9 +45,9 @@ class ChatAnswer:
         self.id = new_id("chatcmpl", body.request_id)
         self.headers = {"X-Request-Id": self.id} if self.id.isascii() and self.id.isprintable() else {}
         self.created = int(time.time())
-        self.tools = tool_use(body)
-        forced = self.tools.forced if self.tools is not None else None
-        self.grammar_field = "tools" if forced else "response_format" if body.response_format else GRAMMAR
+        self.tools = tool_use(body, tags_calls=here.llm.prompts.tokenizer.tags_calls)
+        with_calls = self.tools.output if self.tools is not None else None
+        self.grammar_field = self.tools.field if self.tools and with_calls else "response_format" if body.response_format else GRAMMAR
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         self.wanted = wanted(
             body,
@@ -57,7 +56,7 @@ class ChatAnswer:
             settings=here.settings,
             max_tokens=limit,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structured_outputs=forced or structure(body, body.response_format),
+            structured_outputs=with_calls or structure(body, body.response_format),
         )
         self._texts = TokenTexts(here.llm.prompts.tokenizer, skip_special_tokens=body.skip_special_tokens is not False)
         self._options = body.stream_options
@@ -108,7 +107,7 @@ class ChatAnswer:
 
     # ----------------------------------------------------------------- in pieces
 
-    async def events(self, first: RequestOutput, rest: AsyncGenerator[RequestOutput], ready: ReadyPrompt) -> AsyncGenerator[bytes]:
+    def events(self, first: RequestOutput, rest: AsyncGenerator[RequestOutput], ready: ReadyPrompt) -> AsyncGenerator[bytes]:
         """All events of a streamed answer, `[DONE]` included, whatever happens in between."""
         chunks = Chunks(
             {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model, "system_fingerprint": None},
@@ -116,29 +115,19 @@ class ChatAnswer:
         )
         choices: dict[int, _Choice] = {}
         copies = self.wanted.copies
-        try:
-            async with aclosing(chained(first, rest)) as pieces:
-                async for piece in pieces:
-                    chunks.saw(0, piece)
-                    new: list[str] = []
-                    for output in piece.outputs:
-                        check_served(output)
-                        chunks.made += len(output.token_ids) * copies
-                        for number in range(output.index, output.index + copies):
-                            choice = choices.get(number)
-                            if choice is None:
-                                choice = choices[number] = _Choice(self.tools.reader() if self.tools is not None else None)
-                                more = self._of_prompt(piece, ready) if len(choices) == 1 else ""
-                                new.append(chunks.choice(number, OPENING, more))
-                            if output.text or output.token_ids or output.finish_reason:
-                                new.append(chunks.choice(number, self._content(output, choice)))
-                    if new:
-                        yield "".join(new).encode()
-            if end := chunks.end():
-                yield end
-        except Exception as error:
-            yield error_event(error)
-        yield DONE
+
+        def write(_: int, piece: RequestOutput) -> Iterator[str]:
+            for output in piece.outputs:
+                chunks.made += len(output.token_ids) * copies
+                for number in range(output.index, output.index + copies):
+                    choice = choices.get(number)
+                    if choice is None:
+                        choice = choices[number] = _Choice(self.tools.reader() if self.tools is not None else None)
+                        yield chunks.choice(number, OPENING, self._of_prompt(piece, ready) if len(choices) == 1 else "")
+                    if output.text or output.token_ids or output.finish_reason:
+                        yield chunks.choice(number, self._content(output, choice))
+
+        return streamed(chunks, merged([first], [rest]), write)
 
     def _of_prompt(self, piece: RequestOutput, ready: ReadyPrompt) -> str:
         """What the first chunk tells of the prompt, to who asked."""

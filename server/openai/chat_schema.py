@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from octavo.core.parameters import LARGEST
 from octavo.core.sampling_params import MAX_LOGPROBS
-from octavo.server.openai.common_schema import Flag, ResponseFormat, SamplingFields, Schema, Usage, Whole
+from octavo.server.openai.common_schema import Flag, Items, ResponseFormat, SamplingFields, Schema, Usage, Whole
 from octavo.server.openai.not_served import NotServed
 
 TEXT_ONLY = "this server reads text only: no images, sound or files"
@@ -51,9 +51,9 @@ class Message(Schema):
     """One message of a conversation. Only text: images and sound are refused."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = Field(None, description="accepted, as it comes back in OpenAI's answers")
     annotations: list[Any] | None = Field(None, description="the same")
@@ -67,7 +67,7 @@ class FunctionDefinition(Schema):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Flag | None = None
+    strict: Flag | None = Field(None, description="arguments follow the schema also where the model may call, not must")
 
 
 class Tool(Schema):
@@ -94,7 +94,7 @@ class SomeTools(Schema):
     """Which of the tools may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: Items[NamedTool] = Field(min_length=1)
 
 
 class AllowedTools(Schema):
@@ -119,14 +119,14 @@ ToolChoice = Annotated[
 class ChatCompletionRequest(SamplingFields):
     """A conversation to go on with. Fields that change the answer and are not served are refused by name."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     model: str | None = Field(None, description="a served model's name; absent: the one that is served")
     max_tokens: Whole | None = Field(None, description="most tokens of one answer; absent: the rest of the context")
     max_completion_tokens: Whole | None = Field(None, ge=1, le=LARGEST, description="OpenAI's newer name of max_tokens")
     logprobs: Flag | None = Field(None, description="give the log probability of each token")
     top_logprobs: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS, description="and those of so many likeliest ones; needs logprobs")
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag | None = Field(None, description="whether an answer may hold more than one call")
     add_generation_prompt: Flag = Field(True, description="let the template begin the assistant's message")
@@ -135,7 +135,7 @@ class ChatCompletionRequest(SamplingFields):
     metadata: dict[str, Any] | None = None
     store: Annotated[Literal[False] | None, NotServed("this server stores no answers: leave it out")] = None
     service_tier: str | None = Field(None, description="accepted: there is one service; see the header X-Octavo-Class")
-    modalities: Annotated[list[Literal["text"]] | None, NotServed(TEXT_ONLY)] = None
+    modalities: Annotated[Items[Literal["text"]] | None, NotServed(TEXT_ONLY)] = None
     prompt_cache_key: str | None = Field(None, description="accepted: prefixes are found by their tokens")
     prompt_cache_retention: str | None = Field(None, description="accepted: cached prefixes stay as long as there is room")
     prompt_cache_options: dict[str, Any] | None = Field(None, description="accepted: as above")

@@ -6,7 +6,7 @@ Must not know: engines, tokenizers.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,9 @@ from octavo.core.sampling_params import FIELDS
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is refused at its first wrong item: a body has room for millions of them, and each error costs more than an item."""
 
 
 def _described(name: str) -> Any:
@@ -46,7 +49,7 @@ class SamplingFields(Schema):
     presence_penalty: Number | None = _described("presence_penalty")
     frequency_penalty: Number | None = _described("frequency_penalty")
     seed: Whole | None = _described("seed")
-    stop: str | list[str] | None = _described("stop")
+    stop: str | Items[str] | None = _described("stop")
     logit_bias: dict[str, Number] | None = _described("logit_bias")
     stream: Flag | None = Field(None, description="server-sent events with what is new, instead of one answer at the end")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
@@ -55,12 +58,12 @@ class SamplingFields(Schema):
     top_k: Whole | None = _described("top_k")
     min_p: Number | None = _described("min_p")
     repetition_penalty: Number | None = _described("repetition_penalty")
-    stop_token_ids: list[Whole] | None = _described("stop_token_ids")
+    stop_token_ids: Items[Whole] | None = _described("stop_token_ids")
     include_stop_str_in_output: Flag | None = _described("include_stop_str_in_output")
     ignore_eos: Flag | None = _described("ignore_eos")
     min_tokens: Whole | None = _described("min_tokens")
-    allowed_token_ids: list[Whole] | None = _described("allowed_token_ids")
-    bad_words: list[str] | None = _described("bad_words")
+    allowed_token_ids: Items[Whole] | None = _described("allowed_token_ids")
+    bad_words: Items[str] | None = _described("bad_words")
     prompt_logprobs: Whole | None = _described("prompt_logprobs")
     structured_outputs: dict[str, Any] | None = _described("structured_outputs")
     skip_special_tokens: Flag | None = _described("skip_special_tokens")

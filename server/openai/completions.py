@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from octavo.core.errors import RequestError
 from octavo.core.outputs import RequestOutput
 from octavo.prompts import PromptReader, ReadyPrompt
-from octavo.server.errors import ERRORS, ApiError
+from octavo.server.errors import ERRORS, GONE, ApiError
 from octavo.server.json_body import JsonRoute
 from octavo.server.openai.answers import STREAMED, blaming, first_of, whole
 from octavo.server.openai.completions_answer import CompletionAnswer
@@ -48,10 +48,10 @@ async def completions(body: CompletionRequest, request: Request, caller: Caller 
     with blaming(answer.grammar_field):
         if not body.stream:
             outputs = await unless_gone(request, _all([whole(run) for run in runs], runs))
-            return Response(status_code=499) if outputs is None else answer.response(answer.whole(outputs))
+            return Response(status_code=GONE) if outputs is None else answer.response(answer.whole(outputs))
         firsts = await unless_gone(request, _all([first_of(run) for run in runs], runs))  # what is refused has a status of its own
     if firsts is None:
-        return Response(status_code=499)
+        return Response(status_code=GONE)
     return EventStream(answer.events(firsts, runs, prompts), sources=runs, headers=answer.headers)
 
 
@@ -65,7 +65,7 @@ def _read(reader: PromptReader, body: CompletionRequest) -> list[ReadyPrompt]:
     for number, one in enumerate(many):
         try:
             if isinstance(one, str):
-                ready.append(ReadyPrompt(reader.tokenizer.encode(one, add_special_tokens=body.add_special_tokens), one, {}))
+                ready.append(ReadyPrompt(reader.encode(one, add_special_tokens=body.add_special_tokens), one, {}))
             else:
                 ready.append(reader.prompt({"prompt_token_ids": one}))
         except RequestError as error:

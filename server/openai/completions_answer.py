@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 
 from fastapi.responses import Response
@@ -16,13 +15,12 @@ from fastapi.responses import Response
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.prompts import ReadyPrompt
 from octavo.server.errors import ApiError
-from octavo.server.openai.answers import GRAMMAR, Chunks, check_served, error_event, new_id, plain_logprobs, quoted, usage
+from octavo.server.openai.answers import GRAMMAR, Chunks, new_id, plain_logprobs, quoted, streamed, usage
 from octavo.server.openai.completions_schema import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from octavo.server.openai.merging import merged
 from octavo.server.openai.params import structure, wanted
 from octavo.server.openai.token_texts import Place, TokenTexts
 from octavo.server.served import Served
-from octavo.server.sse import DONE
 
 
 class CompletionAnswer:
@@ -116,7 +114,7 @@ class CompletionAnswer:
 
     # ----------------------------------------------------------------- in pieces
 
-    async def events(
+    def events(
         self, firsts: list[RequestOutput], runs: list[AsyncGenerator[RequestOutput]], prompts: Sequence[ReadyPrompt]
     ) -> AsyncGenerator[bytes]:
         """All events of a streamed answer, `[DONE]` included, whatever happens in between."""
@@ -129,25 +127,15 @@ class CompletionAnswer:
         for number, first in enumerate(firsts):
             chunks.saw(number, first)
         begun = dict[int, Place]()
-        try:
-            async with aclosing(merged(firsts, runs)) as pieces:
-                async for number, piece in pieces:
-                    chunks.saw(number, piece)
-                    new: list[str] = []
-                    for output in piece.outputs:
-                        check_served(output)
-                        shown = self._shown(output)
-                        chunks.made += len(shown.token_ids) * copies
-                        start = number * width + output.index
-                        for index in range(start, start + copies):
-                            new.append(chunks.choice(index, self._content(firsts[number], shown, prompts[number], begun, index)))
-                    if new:
-                        yield "".join(new).encode()
-            if end := chunks.end():
-                yield end
-        except Exception as error:
-            yield error_event(error)
-        yield DONE
+
+        def write(number: int, piece: RequestOutput) -> Iterator[str]:
+            for output in map(self._shown, piece.outputs):
+                chunks.made += len(output.token_ids) * copies
+                start = number * width + output.index
+                for index in range(start, start + copies):
+                    yield chunks.choice(index, self._content(firsts[number], output, prompts[number], begun, index))
+
+        return streamed(chunks, merged(firsts, runs), write)
 
     def _content(self, first: RequestOutput, output: CompletionOutput, prompt: ReadyPrompt, begun: dict[int, Place], index: int) -> str:
         place, text, more = begun.get(index), output.text, ""

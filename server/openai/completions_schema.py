@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from octavo.server.openai.common_schema import Flag, ResponseFormat, SamplingFields, Usage, Whole
+from octavo.server.openai.common_schema import Flag, Items, ResponseFormat, SamplingFields, Usage, Whole
 from octavo.server.openai.not_served import NotServed
 
 
 class CompletionRequest(SamplingFields):
     """One or more prompts, as text or token ids, to go on with."""
 
-    prompt: str | list[Whole] | list[str] | list[list[Whole]]
+    prompt: str | Items[Whole] | Items[str] | Items[Items[Whole]]
     model: str | None = Field(None, description="a served model's name; absent: the one that is served")
     max_tokens: Whole | None = Field(None, ge=0, description="most tokens of one output; absent: 16; 0 only with echo")
     best_of: Whole | None = Field(None, description="outputs to sample, of which the n likeliest are given")

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from octavo.core.outputs import RequestOutput
-from octavo.server.openai.answers import chained
 
 MOST_WAITING = 64  # pieces that nobody has read; then their streams wait, and join what comes
 
@@ -48,6 +47,14 @@ async def merged(firsts: list[RequestOutput], runs: list[AsyncGenerator[RequestO
                 left -= 1
             else:
                 yield number, piece
+
+
+async def chained(first: RequestOutput, rest: AsyncGenerator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
+    """A stream whose first piece was read already."""
+    async with aclosing(rest) as pieces:
+        yield first
+        async for piece in pieces:
+            yield piece
 
 
 async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
+from octavo.async_llm import LONG_TEXT
 from octavo.server.errors import ERRORS, ApiError
 from octavo.server.json_body import JsonRoute
 from octavo.server.openai.chat_schema import Message
-from octavo.server.openai.common_schema import Flag, Schema, Whole
+from octavo.server.openai.common_schema import Flag, Items, Schema, Whole
 from octavo.server.openai.messages import plain_messages
 from octavo.server.served import authorised, served
 
@@ -26,7 +27,7 @@ class TokenizeRequest(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Items[Message] | None = Field(None, min_length=1)
     add_special_tokens: Flag = True
     return_token_strs: Flag = False
 
@@ -44,7 +45,7 @@ class DetokenizeRequest(Schema):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[Whole]
+    tokens: Items[Whole]
 
 
 class Detokenized(BaseModel):
@@ -67,9 +68,15 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Tokenized:
             return prompts.conversation(plain_messages(body.messages)).token_ids
         return prompts.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
 
-    tokens = await asyncio.to_thread(ids)
-    texts = [prompts.tokenizer.decode_token(token) for token in tokens] if body.return_token_strs else None
-    return Tokenized(count=len(tokens), max_model_len=here.llm.built.engine.max_model_len, tokens=tokens, token_strs=texts)
+    def work() -> Tokenized:
+        tokens = ids()
+        texts = [prompts.tokenizer.decode_token(token) for token in tokens] if body.return_token_strs else None
+        return Tokenized(count=len(tokens), max_model_len=here.llm.built.engine.max_model_len, tokens=tokens, token_strs=texts)
+
+    if len(body.prompt or "") <= LONG_TEXT:
+        return await asyncio.to_thread(work)
+    async with here.long_text:
+        return await asyncio.to_thread(work)
 
 
 @router.post("/detokenize", responses=ERRORS)

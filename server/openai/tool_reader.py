@@ -1,9 +1,9 @@
 """`ToolReader`: finds calls in what a model writes, while it writes; what turns out to be none is content.
 
 Understood are `<tool_call>...</tool_call>` around a JSON object or a list of them (Hermes, Qwen, SmolLM), anywhere; and an output that
-begins with such JSON itself (Llama 3.1, Mistral after its special token, and whatever a grammar forces). An object is a call if it has
-the `name` of a tool and `arguments` or `parameters`. Text is held back only while it may still become a call. However the text is cut
-into pieces, the pieces of an answer add up to the same. Must not know: HTTP, grammars, templates.
+begins with such JSON itself (Llama 3.1, Mistral after its special token, and whatever a grammar forces), unless that may be an answer.
+An object is a call if it has the `name` of a tool and `arguments` or `parameters`. Text is held back only while it may still become a call.
+However the text is cut into pieces, the pieces of an answer add up to the same. Must not know: HTTP, grammars, templates.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ def new_call_id() -> str:
 
 
 class ToolReader:
-    """One output. Without `parallel`, calls after the first one are dropped."""
+    """One output. Without `parallel`, calls after the first one are dropped; with `only_tagged`, JSON without tags is content."""
 
-    def __init__(self, names: Collection[str], *, parallel: bool) -> None:
+    def __init__(self, names: Collection[str], *, parallel: bool, only_tagged: bool = False) -> None:
         self.names = names
         self.num_calls = 0
         self._parallel = parallel
+        self._only_tagged = only_tagged
         self._piece = ToolPiece()
         self._buffer = ""  # not looked at yet, or too short to be told what it is
         self._space = ""  # white space that is content only if more content follows
@@ -88,7 +89,7 @@ class ToolReader:
     def _read_text(self, text: str, *, last: bool) -> int:
         """Outside of any call: up to what may begin one; returns how much was taken."""
         kept = text.lstrip(SPACE)
-        if not self._begun and kept[:1] in ("{", "["):
+        if not self._begun and not self._only_tagged and kept[:1] in ("{", "["):
             self._begun = True
             self._candidate = _Candidate(self, text[: len(text) - len(kept)], tagged=False)
             return len(text) - len(kept)

@@ -1,7 +1,7 @@
 """What `tools`, `tool_choice` and `parallel_tool_calls` mean: which tools the template shows, what the output must be, how it is read.
 
-A call that must be made is forced by a grammar: the whole output is then a JSON list of calls. One that may be made is free, and found
-in what the model writes. Must not know: how an answer is made.
+A call that must be made is forced by a grammar: the whole output is then a JSON list of calls. One that may be made is found in what the
+model writes, which follows a grammar where a tool is strict or an answer has a format. Must not know: how an answer is made.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from typing import Any
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.server.errors import ApiError
 from octavo.server.openai.chat_schema import AllowedTools, ChatCompletionRequest, NamedTool, Tool
+from octavo.server.openai.params import structure
+from octavo.server.openai.tool_grammar import calls_that_may_be, calls_that_must_be
 from octavo.server.openai.tool_reader import ToolReader
 
-NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """Of one request. `shown`: as templates want them. `forced`: what the output must follow, if a call must be made."""
+    """Of one request. `shown`: as templates want them. `output`: what it must follow, if anything, and `field`: who wants that."""
 
     shown: list[dict[str, Any]]
     names: frozenset[str]
     parallel: bool
-    forced: StructuredOutputsParams | None
+    only_tagged: bool
+    output: StructuredOutputsParams | None
+    field: str
 
     def reader(self) -> ToolReader:
         """For one output."""
-        return ToolReader(self.names, parallel=self.parallel)
+        return ToolReader(self.names, parallel=self.parallel, only_tagged=self.only_tagged)
 
 
-def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
-    """None: no call may be made. Raises ApiError."""
+def tool_use(body: ChatCompletionRequest, *, tags_calls: bool) -> ToolUse | None:
+    """None: no call may be made. `tags_calls`: the model is taught to write calls in tags. Raises ApiError."""
     tools, choice = body.tools or [], body.tool_choice
     by_name = {tool.function.name: tool for tool in tools}
     if len(by_name) < len(tools):
@@ -51,56 +53,36 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
         return None
     must = choice == "required" or isinstance(choice, NamedTool)
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-    if not must and (body.structured_outputs or (body.response_format and body.response_format.type != "text")):
-        field = "structured_outputs" if body.structured_outputs else "response_format"
-        raise ApiError(400, f'{field} would keep the model from calling a tool: set tool_choice to "none" or "required"', param=field)
-    if must and body.structured_outputs:
-        raise ApiError(400, "structured_outputs and a tool that must be called exclude each other", param="structured_outputs")
+    answer = structure(body, body.response_format)
+    if body.structured_outputs:
+        why = "and a tool that must be called exclude each other" if must else 'keep the model from calling: set tool_choice to "none"'
+        raise ApiError(400, f"structured_outputs {why}", param="structured_outputs")
+    forced = (calls_that_must_be(chosen, parallel=parallel), "tools") if must else None
+    output, field = forced or _free(chosen, parallel=parallel, answer=answer, tags_calls=tags_calls)
     return ToolUse(
-        [tool.model_dump(exclude_none=True) for tool in by_name.values()],
-        frozenset(tool.function.name for tool in chosen),
-        parallel,
-        StructuredOutputsParams(json=_calls_schema(chosen, parallel=parallel)) if must else None,  # type: ignore[arg-type]
+        shown=[tool.model_dump(exclude_none=True) for tool in by_name.values()],
+        names=frozenset(tool.function.name for tool in chosen),
+        parallel=parallel,
+        only_tagged=answer is not None and not must,
+        output=output,
+        field=field,
     )
+
+
+def _free(
+    tools: Sequence[Tool], *, parallel: bool, answer: StructuredOutputsParams | None, tags_calls: bool
+) -> tuple[StructuredOutputsParams | None, str]:
+    """Of calls that may be made: what the output must follow, and the field that wants it."""
+    if answer is not None and not tags_calls:
+        message = "this model writes calls as JSON, which cannot be told from such an answer"
+        raise ApiError(400, f'response_format: {message}: set tool_choice to "none" or "required"', param="response_format")
+    strict = any(tool.function.strict for tool in tools)
+    if answer is None and not strict:
+        return None, ""
+    return calls_that_may_be(tools, parallel=parallel, answer=answer), "tools" if strict else "response_format"
 
 
 def _known(by_name: dict[str, Tool], name: str) -> Tool:
     if name not in by_name:
         raise ApiError(400, f"tool_choice names {name!r:.80}, which is not among the tools", param="tool_choice")
     return by_name[name]
-
-
-def _calls_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
-    """A list of one or more calls, each with a tool's name and what its parameters allow, in this order."""
-    parameters = [NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters for tool in tools]
-    for tool, schema in zip(tools, parameters, strict=True):
-        if schema.get("type", "object") != "object":
-            raise ApiError(400, f"the parameters of tool {tool.function.name!r} must be of type object", param="tools")
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.function.name}, "arguments": {"$ref": f"#/$defs/{number}"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for number, tool in enumerate(tools)
-    ]
-    whole = {
-        "type": "array",
-        "minItems": 1,
-        "items": {"anyOf": calls},
-        "$defs": {str(number): {"type": "object", **_moved(one, f"#/$defs/{number}")} for number, one in enumerate(parameters)},
-    }
-    return whole if parallel else {**whole, "maxItems": 1}
-
-
-def _moved(schema: Any, to: str) -> Any:
-    """The schema as a part of another one: references to its own parts are prefixed."""
-    if isinstance(schema, list):
-        return [_moved(one, to) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: f"{to}{value[1:]}" if key == "$ref" and isinstance(value, str) and value.startswith("#") else _moved(value, to)
-        for key, value in schema.items()
-    }

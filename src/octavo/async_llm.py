@@ -56,9 +56,10 @@ class AsyncLLM:
         self._open: set[Mailbox] = set()  # all that somebody reads
         self._calls: set[asyncio.Future[Any]] = set()
         self._closed = False
+        self._given_up: EngineError | None = None
         self.engine_loop = EngineLoop(built_engine, deliver=self._deliver, died=self._died)
         self.engine_loop.start()
-        self.prompts = PromptReader(self.built.loaded)
+        self.prompts = PromptReader(self.built.loaded, max_model_len=self.built.engine.max_model_len)
 
     # -------------------------------------------------------------------- answers
 
@@ -148,7 +149,7 @@ class AsyncLLM:
 
         if self.on_request is not None and request_id is not None:
             self.on_request(request_id)
-        self.engine_loop.post(add)
+        self._post(add)
         self._open.add(mailbox)
         try:
             async for output in mailbox:
@@ -168,8 +169,9 @@ class AsyncLLM:
         self._post_if_alive(_abort_all)
 
     def fail_all(self, reason: str) -> None:
-        """Whoever waits gets an EngineError; for when the engine's thread hangs."""
-        self._fail_all(EngineError(f"the engine has stopped: {reason}"))
+        """Whoever waits, or comes later, gets an EngineError; for when the engine's thread hangs."""
+        self._given_up = EngineError(f"the engine has stopped: {reason}")
+        self._fail_all(self._given_up)
 
     def _abort(self, mailbox: Mailbox) -> None:
         def abort(engine: Engine) -> None:
@@ -183,7 +185,12 @@ class AsyncLLM:
 
     def _post_if_alive(self, action: Callable[[Engine], None]) -> None:
         with suppress(EngineError):  # it may stop at any moment, and then there is nothing left to end
-            self.engine_loop.post(action)
+            self._post(action)
+
+    def _post(self, action: Callable[[Engine], None]) -> None:
+        if self._given_up is not None:
+            raise self._given_up
+        self.engine_loop.post(action)
 
     async def call(self, action: Callable[[Engine], Any]) -> Any:
         """Run something on the engine between two steps and return its result, for looking at it: it must be short."""
@@ -198,7 +205,7 @@ class AsyncLLM:
             else:
                 _soon(loop, _settle, future, result, None)
 
-        self.engine_loop.post(act)
+        self._post(act)
         self._calls.add(future)
         try:
             return await future

@@ -188,7 +188,7 @@ class LLM:
 
     @property
     def _prompts(self) -> PromptReader:
-        return PromptReader(self.built.loaded)
+        return PromptReader(self.built.loaded, max_model_len=self.built.engine.max_model_len)
 
     # ------------------------------------------------------------------------ end
 

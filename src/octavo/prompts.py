@@ -36,8 +36,9 @@ class ReadyPrompt:
 class PromptReader:
     """Reads prompts with the tokenizer of one loaded model. Threads may share it. All methods raise RequestError."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, *, max_model_len: int) -> None:
         self._loaded = loaded
+        self._max_model_len = max_model_len
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -46,10 +47,21 @@ class PromptReader:
             raise RequestError(f"{self._loaded.source.path} has no tokenizer.json: give prompt_token_ids", field="prompt")
         return self._loaded.tokenizer
 
+    def encode(self, text: Any, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
+        """Token ids of a text. One that cannot fit is refused by its characters, as megabytes take minutes to turn into tokens."""
+        most = self._max_model_len * self.tokenizer.longest_token
+        if isinstance(text, str) and len(text) > most:
+            raise RequestError(
+                f"{field} has {len(text)} characters, more than max_model_len {self._max_model_len} tokens of "
+                f"{self.tokenizer.longest_token} characters, the longest of this model, could hold",
+                field=field,
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, field=field)
+
     def prompt(self, prompt: object) -> ReadyPrompt:
         """A text, or a mapping with either text or token ids."""
         if isinstance(prompt, str):
-            return ReadyPrompt(self.tokenizer.encode(prompt), prompt, {})
+            return ReadyPrompt(self.encode(prompt), prompt, {})
         if not isinstance(prompt, Mapping):
             raise RequestError(
                 f"a prompt is text, or a mapping like {{'prompt_token_ids': [1, 2]}} for token ids, not {type(prompt).__name__}",
@@ -63,7 +75,7 @@ class PromptReader:
             raise RequestError("a prompt's mapping needs exactly one of 'prompt' and 'prompt_token_ids'", field="prompt")
         about = {key: prompt[key] for key in ABOUT if key in prompt}
         if "prompt" in prompt:
-            return ReadyPrompt(self.tokenizer.encode(prompt["prompt"]), prompt["prompt"], about)
+            return ReadyPrompt(self.encode(prompt["prompt"]), prompt["prompt"], about)
         ids = prompt["prompt_token_ids"]
         if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not all(type(token) is int for token in ids):
             raise RequestError("prompt_token_ids must be a list of whole numbers", field="prompt_token_ids")
@@ -74,4 +86,4 @@ class PromptReader:
     ) -> ReadyPrompt:
         """A conversation through the model's chat template, which writes BOS itself."""
         text = self.tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        return ReadyPrompt(self.tokenizer.encode(text, add_special_tokens=False, field="messages"), text, {})
+        return ReadyPrompt(self.encode(text, add_special_tokens=False, field="messages"), text, {})

@@ -13,12 +13,13 @@ from tests.server.observed import run, serving
 
 
 @pytest.fixture(scope="module")
-def exported() -> set[str]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names of all samples on /metrics."""
-    names = set[str]()
+    names, config = set[str](), tmp_path_factory.mktemp("monitoring") / "octavo.toml"
+    config.write_text("[scheduler.classes.batch]\n")
 
     async def test() -> None:
-        async with serving(tiny("llama_gqa")) as server:
+        async with serving(tiny("llama_gqa"), config=config) as server:
             await server.complete([1, 2, 3])
             names.update(name for name, _ in await server.metrics())
 

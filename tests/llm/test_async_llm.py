@@ -341,3 +341,23 @@ def test_the_last_piece_is_finished_even_if_another_sample_began_later() -> None
     """Joined into a piece that stands first, the end still comes last."""
     first, second = joined([piece(0, "a", [1]), piece(1, "x", [7], "stop"), piece(0, "b", [2], "stop", finished=True)])
     assert (first.outputs[0].text, first.finished, second.finished) == ("ab", False, True)
+
+
+def test_who_comes_after_all_was_given_up_is_told_too(opened: Callable[..., Any]) -> None:
+    """While the engine's thread hangs a request that was on its way does not wait for it."""
+
+    async def test() -> None:
+        async with opened() as llm:
+            hanging, begun = threading.Event(), threading.Event()
+            llm.engine_loop.post(lambda engine: begun.set() or (hanging.wait(BOUND) and None))
+            assert await asyncio.to_thread(begun.wait, BOUND)
+            llm.fail_all("a step hangs")
+            try:
+                with pytest.raises(EngineError, match="a step hangs"):
+                    await asyncio.wait_for(anext(llm.generate({"prompt_token_ids": [1, 2]}, GREEDY)), 10)
+                with pytest.raises(EngineError, match="a step hangs"):
+                    await asyncio.wait_for(llm.call(lambda engine: 1), 10)
+            finally:
+                hanging.set()
+
+    run(test())

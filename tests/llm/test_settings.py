@@ -160,7 +160,7 @@ def test_unset_the_pool_holds_what_the_limits_ask_for(new_llm: Callable[..., LLM
 def test_the_log_at_start(new_llm: Callable[..., LLM], caplog: pytest.LogCaptureFixture, folder: Path) -> None:
     """The model once, its weights, the stack, the pool in blocks, and the concurrency (M9)."""
     with caplog.at_level(logging.INFO, logger="octavo"):
-        new_llm(scheduler="continuous", allocator="paged", kernel="sdpa", num_kv_slots=341)
+        new_llm(scheduler="continuous", allocator="paged", kernel="sdpa", ops="torch", num_kv_slots=341)
     lines = [record.getMessage() for record in caplog.records]
     assert [line for line in lines if line.startswith("model ")] == [f"model {folder}: local folder {folder} (weights fp32)"]
     assert lines[-5:] == [

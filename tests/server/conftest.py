@@ -209,6 +209,8 @@ class _Forced:
         self._token_ids = token_ids
 
     def __call__(self, output: list[int], logits: Any) -> Any:
+        if len(output) >= len(self._token_ids):
+            return logits
         forced = logits.new_full(logits.shape, float("-inf"))
         forced[self._token_ids[len(output)]] = 0.0
         return forced
@@ -229,5 +231,19 @@ def script(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> Script:
             return run(ready, replace(params, **changed), **about)
 
         monkeypatch.setattr(engine, "run", scripted)
+
+    return write
+
+
+@pytest.fixture
+def begins(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """`begins(text)`: from now on each answer begins with this text, one byte a token, and goes on as the model likes."""
+    run = engine.run
+
+    def write(text: str) -> None:
+        processors = (_Forced(engine.prompts.tokenizer.encode(text)),)
+        monkeypatch.setattr(
+            engine, "run", lambda ready, params, **about: run(ready, replace(params, logits_processors=processors), **about)
+        )
 
     return write

@@ -43,10 +43,10 @@ class Running:
     def octavo_step_finished(self, report: StepReport) -> None:
         self.reports.append(report)
 
-    async def complete(self, prompt: Any, **fields: Any) -> httpx.Response:
+    async def complete(self, prompt: Any, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         """POST /v1/completions; greedy, and to max_tokens."""
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 8, "ignore_eos": True, **fields}
-        return await self.client.post("/v1/completions", json=body)
+        return await self.client.post("/v1/completions", json=body, headers=headers)
 
     async def metrics(self) -> Samples:
         """GET /metrics, by name and labels without model and engine."""

@@ -32,6 +32,7 @@ CLASSES = {
     "short": {"max_input_tokens": 30, "max_output_tokens": 5},
     "narrow": {"max_running": 1},
     "full": {"max_running": 1, "max_queue": 1},
+    "hasty": {"timeout_s": 0.02},
 }
 
 
@@ -110,6 +111,20 @@ def test_lengths(http: httpx2.Client) -> None:
         error = refusal(http.post(CHAT, json=body, headers=of_class("short")))
         assert all(number in error["message"] for number in numbers), error
         assert http.post(CHAT, json=body, headers=of_class("gold")).status_code == 200
+
+
+def test_a_class_says_how_long_an_answer_may_be(http: httpx2.Client) -> None:
+    """To who says nothing, as most clients do."""
+    body = {"messages": HELLO, "ignore_eos": True}
+    assert http.post(CHAT, json=body, headers=of_class("short")).json()["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("asked", [{}, {"timeout_s": 60.0}, {"timeout_s": 0.001}])
+def test_a_class_has_a_timeout(http: httpx2.Client, asked: dict[str, float]) -> None:
+    """Whatever the request asks for; another class has none."""
+    body = {"messages": HELLO, "max_tokens": 200, "ignore_eos": True, **asked}
+    assert refusal(http.post(CHAT, json=body, headers=of_class("hasty")), 408)["code"] == "timeout"
+    assert asked.get("timeout_s") == 0.001 or http.post(CHAT, json=body).status_code == 200
 
 
 class Busy:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import OutOfMemoryError
+from octavo.server.app import create_app
 from octavo.server.logs import JsonFormatter, TextFormatter
 from tests.models import tiny
-from tests.server.observed import die, run, serving
+from tests.server.observed import die, run, serving, value
 
 SECRET = "my password is swordfish"
 
@@ -111,6 +112,29 @@ def test_how_it_went_wrong_is_told(folder: Path, logged: Callable[[], list[dict[
     run(test())
 
 
+def test_half_a_body_is_a_client_that_left(folder: Path, logged: Callable[[], list[dict[str, Any]]]) -> None:
+    """Not a bad request: 499, in the log and in the metrics."""
+
+    async def test() -> None:
+        async with serving(folder) as server:
+            messages = [{"type": "http.request", "body": b'{"prompt": [1', "more_body": True}, {"type": "http.disconnect"}]
+
+            async def receive() -> Any:
+                return messages.pop(0)
+
+            async def send(message: Any) -> None:
+                assert not (message["type"] == "http.response.start" and message["status"] < 499)
+
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"100")]
+            scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+            await create_app(server.here)(scope, receive, send)
+            assert [line["status"] for line in lines(logged())] == [499]
+            found = await server.metrics()
+            assert value(found, "octavo:http_requests_total", method="POST", handler="/v1/completions", status="499") == 1
+
+    run(test())
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_prompts_are_not_in_the_log(folder: Path, stream: bool, logged: Callable[[], list[dict[str, Any]]]) -> None:
     """Neither of answered requests nor of refused, failed, timed-out ones; nor what came out."""
@@ -179,3 +203,14 @@ def test_lines_of_text_carry_the_same() -> None:
     record = logging.LogRecord("octavo.access", logging.INFO, "", 0, "%s %s %d", ("POST", "/v1/completions", 200), None)
     record.fields = {"id": "one", "output_tokens": 3}
     assert TextFormatter().format(record).endswith("INFO octavo.access: POST /v1/completions 200 id=one output_tokens=3")
+
+
+def test_callers_words_begin_no_line() -> None:
+    """Ids and paths are the callers' own: a line of text stays one line, and a terminal obeys nothing of it."""
+    record = logging.LogRecord("octavo.access", logging.INFO, "", 0, "POST %s 404", ("/v1/a\nb\x1b[31mü",), None)
+    record.fields = {"id": "one\r\n2026-01-01 INFO octavo.server: forged\u2028x"}
+    line = TextFormatter().format(record)
+    assert len(line.splitlines()) == 1 and line.isprintable()
+    assert "/v1/a\\nb\\x1b[31mü" in line and "id=one\\r\\n2026" in line
+    record = logging.LogRecord("octavo.server", logging.ERROR, "", 0, "first\n  second", (), None)
+    assert TextFormatter().format(record).splitlines()[1] == "  second"  # our own words may have lines

@@ -9,7 +9,9 @@ import httpx2
 import openai
 import pytest
 
-from octavo.server.json_body import MAX_DEPTH
+from octavo.server import errors
+from octavo.server.errors import ApiError
+from octavo.server.json_body import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, parse
 from tests.server.conftest import serve
 
 CHAT = "/v1/chat/completions"
@@ -34,7 +36,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "half a character in bytes": (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8"),
     "Latin-1": ('{"prompt": "ä"}'.encode("latin-1"), "not UTF-8"),
     "UTF-16": ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
-    "deep lists": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper"),
+    "deep lists": (b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested deeper"),
     "deep objects": (b'{"prompt": "a", "structured_outputs": ' + b'{"a":' * 500 + b"1" + b"}" * 501, "nested deeper"),
 }
 
@@ -67,6 +69,25 @@ def test_depth_is_counted_not_brackets(http: httpx2.Client) -> None:
     body = {"messages": [{"role": "user", "content": "a"}] * 150, "max_tokens": 1, "metadata": inner}
     assert "nested deeper" not in http.post(CHAT, json=body).text
     assert "nested deeper" in refusal(http.post(CHAT, json={**body, "metadata": {"a": inner}}))["message"]
+
+
+def test_millions_of_lists_are_refused_before_they_are_read(http: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them would take many seconds in which nobody is answered; just as many as may be are read."""
+    most = json.dumps({"prompt": [[1]] * (MAX_BRACKETS - 2), "max_tokens": 1}).encode()
+    assert "1 to 1024" in refusal(http.post("/v1/completions", content=most, headers=JSON))["message"]
+    monkeypatch.setattr("octavo.server.json_body.json.loads", lambda *_, **__: pytest.fail("it was read"))
+    too_many = b'{"prompt": [' + b"[1]," * (MAX_BRACKETS - 1) + b"[1]]}"
+    assert f"more than {MAX_BRACKETS:,}" in http.post("/v1/completions", content=too_many, headers=JSON).text
+
+
+def test_brackets_in_a_text_open_nothing() -> None:
+    """A prompt of JSON or code is not refused for them, whatever it escapes; a text that never ends is looked at once."""
+    prompt = '[{"a": "b\\"}]' * MAX_BRACKETS
+    assert parse(json.dumps({"prompt": prompt}).encode()) == {"prompt": prompt}
+    with pytest.raises(ApiError, match="opening brackets"):
+        parse(json.dumps({"prompt": prompt, "ids": [[1]] * MAX_BRACKETS}).encode())
+    with pytest.raises(ApiError, match="not valid JSON"):
+        parse(b"{" * 10 + b'"' + b'\\"[' * 2_000_000)
 
 
 def test_pairs_of_surrogates_and_nul_are_characters(http: httpx2.Client) -> None:
@@ -137,3 +158,50 @@ def test_an_error_of_the_server_itself_is_a_500_in_the_same_form(engine: Any, ne
     monkeypatch.setattr(engine.prompts, "conversation", fail)
     answer = new_http(serve(engine), raises=False).post(CHAT, json={"messages": [{"role": "user", "content": "a"}]})
     assert refusal(answer, 500)["type"] == "server_error" and "secret" not in json.dumps(answer.json())
+
+
+MANY = 40_000  # within what is read at all
+WRONG = {
+    "prompts": ("/v1/completions", b'{"prompt": [' + b",".join([b"{}"] * MANY) + b"]}", "prompt[0]"),
+    "lists of ids": ("/v1/completions", b'{"prompt": [' + b",".join([b"[{}]"] * MANY) + b"]}", "prompt[0][0]"),
+    "stops": ("/v1/completions", b'{"prompt": "a", "stop": [' + b",".join([b"1"] * MANY) + b"]}", "stop[0]"),
+    "messages": (CHAT, b'{"messages": [' + b",".join([b"{}"] * MANY) + b"]}", "messages[0].role"),
+    "parts": (CHAT, b'{"messages": [{"role": "user", "content": [' + b",".join([b"{}"] * MANY) + b"]}]}", "messages[0].content[0].type"),
+    "tools": (CHAT, b'{"messages": [{"role": "user"}], "tools": [' + b",".join([b"{}"] * MANY) + b"]}", "tools[0].type"),
+    "ids": ("/detokenize", b'{"tokens": [' + b",".join([b'"a"'] * MANY) + b"]}", "tokens[0]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_many_mistakes_are_not_all_looked_for(http: httpx2.Client, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The first wrong item of a list is told and the others are not read: each error costs memory and time that everybody waits for."""
+    found: list[int] = []
+    invalid = errors._invalid
+    monkeypatch.setattr(errors, "_invalid", lambda error: found.append(len(error.errors())) or invalid(error))
+    route, content, field = WRONG[name]
+    assert refusal(http.post(route, content=content, headers=JSON))["param"] == field
+    assert found and found[0] < 10
+
+
+@pytest.mark.parametrize("place", [b'{"prompt": "a", %s}', b'{"prompt": "a", "logit_bias": {%s}}'])
+def test_an_object_has_no_end_of_members(http: httpx2.Client, place: bytes) -> None:
+    """Each unknown one would be an error of its own, so there is a most."""
+    members = b",".join(b'"%d":"x"' % number for number in range(MAX_MEMBERS + 1))
+    assert f"{MAX_MEMBERS} is the most" in refusal(http.post("/v1/completions", content=place % members, headers=JSON))["message"]
+
+
+def test_a_text_that_cannot_fit_is_refused_unread(http: httpx2.Client, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its characters, as megabytes take minutes to turn into tokens; whoever asks for tokens alone gets them."""
+    tokenizer = engine.prompts.tokenizer
+    most = engine.built.engine.max_model_len * tokenizer.longest_token
+    longest = max(tokenizer._backend.get_vocab(), key=len)
+    assert len(longest) == tokenizer.longest_token
+    text = "a" * (most + 1)
+    assert http.post("/tokenize", json={"prompt": text}).json()["count"] > engine.built.engine.max_model_len
+    monkeypatch.setattr(tokenizer, "_encode", None)
+    for route, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/completions", {"prompt": ["a" * (most + 1)], "stream": True}),
+        (CHAT, {"messages": [{"role": "user", "content": text}]}),
+    ):
+        assert f"max_model_len {engine.built.engine.max_model_len}" in refusal(http.post(route, json=body))["message"]

@@ -275,3 +275,12 @@ def test_over_a_real_socket(address: str, offline: LLM) -> None:
         assert "".join(piece.choices[0].text for piece in pieces) == text
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("gpt-5")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_is_too_much_to_follow_is_the_callers(http: httpx2.Client, stream: bool) -> None:
+    """It compiles, and grows too large while tokens are taken: 400, or an error event that says so, never a 500."""
+    body = {"prompt": "x", "max_tokens": 9, "stream": stream, "structured_outputs": {"regex": "(.*){30}" * 30}}
+    answer = http.post("/v1/completions", json=body)
+    error = events(answer)[-1]["error"] if answer.status_code == 200 else answer.json()["error"]
+    assert (error["code"], error["param"]) == (400, "structured_outputs") and "too many" in error["message"]

@@ -184,6 +184,45 @@ def test_cached_blocks_are_not_in_use(folder: Path, allocator: str) -> None:
     run(test())
 
 
+def test_classes_have_numbers_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """Where classes are configured, and then of all: together they are the whole. vLLM's names have no label more than elsewhere."""
+    config = tmp_path / "classes.toml"
+    config.write_text("[scheduler.classes.batch]\nmax_running = 1\n[scheduler.classes.hasty]\ntimeout_s = 0.001\n")
+
+    async def test() -> None:
+        async with serving(folder, config=config) as server:
+            batch = [server.complete([i, 1, 2], max_tokens=40, headers={"X-Octavo-Class": "batch"}) for i in range(4)]
+            tasks = [asyncio.create_task(one) for one in batch]
+            while len(server.here.llm.built.engine.requests) < 4 or not server.reports:
+                await asyncio.sleep(0.001)
+            during = await server.metrics()
+            assert value(during, "octavo:class_requests_running", **{"class": "batch"}) == 1
+            assert value(during, "octavo:class_requests_waiting", **{"class": "batch"}) == value(during, "octavo:num_requests_waiting") > 0
+            others = [server.complete([9, 9], headers={"X-Octavo-Class": "hasty"}, max_tokens=100), server.complete([3, 4])]
+            await asyncio.gather(*tasks, *others)
+            found = await server.metrics()
+            consistent(server, found)
+            ended = {
+                (name, reason): 0 for name in ("batch", "default", "hasty") for reason in ("stop", "length", "abort", "timeout", "error")
+            }
+            ended |= {("batch", "length"): 4, ("default", "length"): 1, ("hasty", "timeout"): 1}
+            for (name, reason), count in ended.items():
+                assert value(found, "octavo:class_requests_ended_total", finished_reason=reason, **{"class": name}) == count
+            for name, whole in (
+                ("class_e2e_request_latency_seconds", "e2e_request_latency_seconds"),
+                ("class_time_to_first_token_seconds", ""),
+            ):
+                counts = [value(found, f"octavo:{name}_count", **{"class": one}) for one in ("batch", "default", "hasty")]
+                sums = [value(found, f"octavo:{name}_sum", **{"class": one}) for one in ("batch", "default", "hasty")]
+                assert counts == [4, 1, 0]
+                assert not whole or sum(sums) == pytest.approx(value(found, f"octavo:{whole}_sum"))
+            assert {labels for name, labels in found if name == "octavo:e2e_request_latency_seconds_count"} == {()}
+        async with serving(folder) as server:
+            assert not any("class" in name for name, _ in await server.metrics())
+
+    run(test())
+
+
 def test_a_step_out_of_memory_and_a_failed_one_are_counted(folder: Path) -> None:
     """Apart from each other; the requests of the second are errors, and nothing that was counted goes down."""
 

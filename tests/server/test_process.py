@@ -65,6 +65,25 @@ def octavo_schedulers():
     return [SchedulerPlugin(name="faulty", summary="fails", chunking=True, build=lambda options, kv: Faulty(options, kv))]
 """
 
+LOADING = """
+import threading
+from pathlib import Path
+from octavo.core.descriptors import SchedulerPlugin
+from octavo.core.hookspecs import hookimpl
+
+def build(options, kv):
+    import torch
+    torch.ones(512, 512) @ torch.ones(512, 512)
+    Path({begun!r}).touch()
+    while True:
+        torch.ones(1500, 1500) @ torch.ones(1500, 1500)
+
+@hookimpl
+def octavo_schedulers():
+    return [SchedulerPlugin(name="loading", summary="takes for ever", chunking=True, build=build)]
+"""
+
+BUSY = "import torch; [torch.ones(1500, 1500) @ torch.ones(1500, 1500) for _ in range(10**9)]"
 CHOICE = 'scheduler.plugin="faulty"'
 Start = Callable[..., ServerProcess]
 
@@ -85,6 +104,11 @@ def start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield make
     for process in processes:
         process.__exit__(None, None, None)
+
+
+def _obey_ctrl_c() -> None:
+    """Shells start what runs in the background with Ctrl-C ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def complete(url: str, **fields: Any) -> httpx2.Response:
@@ -127,7 +151,8 @@ def test_the_second_signal_ends_it_at_once(start: Start) -> None:
     server = start("--drain-timeout-s", "60", "--set", CHOICE, slow=FAULTY.format(fault="time.sleep(0.5)"))
     body = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
     with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=BOUND) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: one that is dropped hangs up, and then nothing runs that the server would wait for
+        next(lines)
         server.process.send_signal(signal.SIGTERM)
         while httpx2.get(f"{server.url}/ready").status_code != 503:
             time.sleep(0.05)
@@ -171,3 +196,53 @@ def test_what_cannot_start_says_why_and_ends(folder: Path) -> None:
         ):
             done = subprocess.run([sys.executable, "-m", "octavo", "serve", *arguments], capture_output=True, text=True, timeout=BOUND)
             assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_model_is_loaded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """The process ends at once with 128 + the signal and without a word, though its other thread is inside native code."""
+    begun, site = tmp_path / "begun", tmp_path / "site"
+    write_package(site, "for-a-test", loading=LOADING.format(begun=str(begun)))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    command = [sys.executable, "-m", "octavo", "serve", "--model", str(folder), *TINY, "--port", "0", "--set", 'scheduler.plugin="loading"']
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_obey_ctrl_c) as process:
+        try:
+            end = time.monotonic() + BOUND
+            while not begun.exists():
+                assert process.poll() is None and time.monotonic() < end
+                time.sleep(0.05)
+            process.send_signal(number)
+            _, said = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said and "terminate called" not in said, said
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_step_hangs(start: Start) -> None:
+    """Who waits is told, and the process ends with 0, though its other thread is inside native code."""
+    server = start("--drain-timeout-s", "0.5", "--set", CHOICE, faulty=FAULTY.format(fault=BUSY))
+    body = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=BOUND) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        while httpx2.get(f"{server.url}/load").json()["step_age_s"] < 0.5:
+            time.sleep(0.05)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert server.process.wait(BOUND) == 0, server.log
+    assert rest[-1] == "data: [DONE]" and "error" in json.loads(rest[-2].removeprefix("data: ")), rest[-2:]
+    assert "terminate called" not in server.log
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_ends_streams_with_an_error(start: Start) -> None:
+    """The other form of an answer: an error event with the reason before [DONE], then exit status 1."""
+    server = start("--step-timeout-s", "1", "--set", CHOICE, faulty=FAULTY.format(fault=BUSY))
+    body = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=BOUND) as answer:
+        rest = [line for line in answer.iter_lines() if line]
+    assert rest[-1] == "data: [DONE]" and "step_timeout_s = 1 s" in json.loads(rest[-2].removeprefix("data: "))["error"]["message"]
+    assert server.process.wait(BOUND) == 1

@@ -38,3 +38,11 @@ def test_a_key_of_a_wrong_type_is_not_shown() -> None:
         load_config(Registry.discover(environ={}), environ={}, overrides={"server": {"api_key": [["s3cret"]]}}, server=ServerSettings)
     assert "server.api_key" in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", " ", "s3cret ", "\ts3cret"])
+def test_a_key_that_nobody_or_everybody_could_bring(key: str) -> None:
+    """An empty key, as an unset variable leaves it, would open the server to whoever brings none."""
+    with pytest.raises(InvalidOptionsError) as caught:
+        load_config(Registry.discover(environ={}), environ={}, overrides={"server": {"api_key": ["good", key]}}, server=ServerSettings)
+    assert "api_key" in str(caught.value) and "empty" in str(caught.value) and "s3cret" not in str(caught.value)

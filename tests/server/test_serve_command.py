@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,17 @@ def test_the_articles_command_line(serve: Serve) -> None:
     assert (options.max_num_seqs, options.max_num_batched_tokens, built.config.max_model_len) == (256, 16384, 8192)
     assert built.config.engine.gpu_memory_utilization == 0.92
     assert here.model_names == (LLAMA,)
+
+
+def test_the_module_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m octavo.server` takes and does what `octavo serve` does."""
+    monkeypatch.setattr(sys, "argv", ["octavo.server", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("octavo.server", run_name="__main__")
+    of_module = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    assert ended.value.code == 0 and "--max-num-seqs" in of_module and of_module == capsys.readouterr().out
 
 
 def test_flags_that_people_know(serve: Serve) -> None:

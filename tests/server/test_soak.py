@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,25 @@ def test_a_mixed_up_answer_would_be_seen(address: str, cases: list[Case]) -> Non
     wrong = [Case(first.prompt, first.params, second.expected), Case(second.prompt, second.params, first.expected), *rest]
     problems = run(address, wrong[:2], 40).problems
     assert problems and [problem for problem in problems if "another answer" not in problem] == []
+
+
+def test_a_wrong_number_would_be_seen(address: str, cases: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample of /metrics is held against something: moved far enough, one way or the other, it is a problem."""
+    asked: list[tuple[Any, Any]] = []
+    audit = soak.audit
+    monkeypatch.setattr(soak, "audit", lambda *args, **options: asked.append((args, options)) or audit(*args, **options))
+    assert run(address, cases, 60).problems == []
+    ((before, now, *others), options) = asked[0]
+    moved = 0
+    for name, values in now.samples.items():
+        for labels, value in values.items():
+            if not name.startswith("process_"):
+                wrong = [replace(now, samples=now.samples | {name: values | {labels: value + by}}) for by in (1e6, -1e6)]
+                assert any(audit(before, one, *others, **options) for one in wrong), (name, labels)
+                moved += 1
+    assert moved > 100
+    unknown = replace(now, samples=now.samples | {"new_total": {(): 0.0}}, looked_at=set())
+    assert audit(before, unknown, *others, **options) == ["new_total is looked at by no check"]
 
 
 def test_a_growing_memory_would_be_seen() -> None:

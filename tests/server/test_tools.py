@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from octavo.async_llm import AsyncLLM
+from octavo.core.text.chat_template import ChatTemplate
 from tests.server import validity
 from tests.server.conftest import Script
 from tests.server.test_bodies import CHAT, refusal
@@ -24,9 +25,16 @@ WEATHER = {
     "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
 }
 TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "weather", "description": "The forecast", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "weather", "description": "The forecast", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now"}},
 ]
+
+
+def tool(name: str, parameters: Any, **more: Any) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+STRICT_TOOLS: list[Any] = [tool("weather", WEATHER, strict=True), tool("now", None)]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 ARGUMENTS = '{"city": "Paris", "days": 2}'
 
@@ -149,6 +157,81 @@ def test_calls_that_must_be_made(http: httpx2.Client, choice: Any, parallel: boo
     assert met or parallel
 
 
+FREE: dict[str, Any] = {"messages": HELLO, "tools": STRICT_TOOLS, "temperature": 1.2, "max_tokens": 200}
+LATE = {"name": "weather", "arguments": {"city": "Oslo", "days": 1}}
+
+
+@pytest.mark.parametrize(
+    ("start", "content"),
+    [
+        ('<tool_call>{"name": "weather", "arguments": {', None),
+        ('Well.\n<tool_call>\n{"name": "weather", "parameters": {', "Well."),
+        (' {"name": "weather", "arguments": {', None),
+        ('[{"name": "weather", "arguments": {', None),
+        (f'{CALL} and <tool_call>{{"name": "weather", "arguments": {{', "and"),
+    ],
+)
+def test_strict_tools_are_called_rightly_or_not_at_all(http: httpx2.Client, begins: Script, start: str, content: str | None) -> None:
+    """Free to call, a random model that begins to call a strict tool gives arguments that its parameters allow, in whatever form."""
+    begins(start)
+    finished = False
+    for seed in range(5):
+        if finished:
+            break
+        (choice,) = ask(http, **FREE, seed=seed)["choices"]
+        calls = functions(choice["message"]["tool_calls"])
+        name, arguments = calls[start.count("</tool_call>")]
+        assert name == "weather" and (content is None or content in (choice["message"]["content"] or ""))
+        try:
+            given = json.loads(arguments)
+        except ValueError:
+            assert choice["finish_reason"] == "length" and len(calls) == start.count('"name"'), "it went on after half a call"
+        else:
+            jsonschema.validate(given, WEATHER)
+            finished = True
+    assert finished, "no call was finished: nothing was tried"
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_text_is_free_beside_strict_tools(http: httpx2.Client, script: Script, parallel: bool) -> None:
+    """What could be written before can be still, but a call that the tool does not allow."""
+    for text in ("No need: é 😀 {}.", "a < b <tool", f"I look.\n{CALL}\nDone.", CALL, json.dumps(LATE), ""):
+        script(text)
+        (choice,) = ask(http, messages=HELLO, tools=STRICT_TOOLS, parallel_tool_calls=parallel)["choices"]
+        message = choice["message"]
+        assert len(message["tool_calls"] or []) == ("city" in text)
+        assert message["content"] == (None if text == CALL or text[:1] == "{" else "I look.\nDone." if "look" in text else text)
+
+
+def test_an_answer_in_a_format_or_a_call(http: httpx2.Client, begins: Script, script: Script) -> None:
+    """response_format beside tools: either. JSON that looks like a call is an answer, if no tag is around it."""
+    schema = {"type": "object", "properties": {"name": {"enum": ["weather"]}, "arguments": {"type": "object", "maxProperties": 0}}}
+    schema |= {"required": ["name", "arguments"], "additionalProperties": False}
+    strict: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for seed in range(2):
+        begins("{")
+        (choice,) = ask(http, **FREE, seed=seed, response_format=strict)["choices"]
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+        assert choice["message"]["tool_calls"] is None
+    for form in ({"type": "json_object"}, strict):
+        for tools in (TOOLS, STRICT_TOOLS):
+            script(CALL, CALL + CALL)
+            (choice,) = ask(http, messages=HELLO, tools=tools, response_format=form)["choices"]
+            assert functions(choice["message"]["tool_calls"]) == [("weather", ARGUMENTS)] and choice["message"]["content"] is None
+            assert len(gathered(stream(http, messages=HELLO, tools=tools, response_format=form))[1]) == 2
+
+
+def test_no_format_beside_tools_where_calls_have_no_tags(http: httpx2.Client, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a model's calls look like answers: 400 that says what to do instead."""
+    template = ChatTemplate("{% if tools %}{{ tools }}{% endif %}{{ messages }}", special_tokens={})
+    monkeypatch.setattr(engine.prompts.tokenizer, "_templates", {"default": template})
+    asked = {"messages": HELLO, "tools": TOOLS, "response_format": {"type": "json_object"}, "max_tokens": 1}
+    error = refusal(http.post(CHAT, json=asked))
+    assert error["param"] == "response_format" and "tool_choice" in error["message"]
+    assert http.post(CHAT, json=asked | {"tool_choice": "none"}).status_code == 200
+
+
 def test_a_whole_round(client: openai.OpenAI, http: httpx2.Client, script: Script) -> None:
     """The official client's own objects go back: the call and its result stand in the next prompt."""
     script(CALL, "It rains.")
@@ -171,7 +254,7 @@ def test_a_whole_round(client: openai.OpenAI, http: httpx2.Client, script: Scrip
 def test_the_official_clients_accumulation(client: openai.OpenAI, script: Script) -> None:
     """Its stream helper finds the calls, with their arguments parsed."""
     script("Well. " + CALL)
-    with client.chat.completions.stream(model="tiny", messages=HELLO, tools=TOOLS) as manager:
+    with client.chat.completions.stream(model="tiny", messages=HELLO, tools=STRICT_TOOLS) as manager:
         kinds = {event.type for event in manager}
         (choice,) = manager.get_final_completion().choices
     assert "tool_calls.function.arguments.delta" in kinds and choice.finish_reason == "tool_calls"
@@ -203,20 +286,19 @@ def test_the_model_is_told_of_tools(http: httpx2.Client) -> None:
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "'required'"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
         ({"tools": [TOOLS[1], TOOLS[1]]}, "tools", "same name"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "tool_choice"),
+        (
+            {"tools": TOOLS, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": False}}},
+            "response_format",
+            "false",
+        ),
+        ({"tools": STRICT_TOOLS, "use_beam_search": True}, "structured_outputs", "beam search"),
+        ({"tools": [tool("f", {"properties": 5}, strict=True)]}, "tools", ""),
+        ({"tools": [tool("f", {"type": "array"}, strict=True)]}, "tools", "type object"),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs", "exclude"),
         ({"tools": TOOLS, "tool_choice": "required", "use_beam_search": True}, "structured_outputs", "beam search"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}], "tool_choice": "required"},
-            "tools",
-            "type object",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}], "tool_choice": "required"},
-            "tools",
-            "",
-        ),
+        ({"tools": [tool("f", {"type": "array"})], "tool_choice": "required"}, "tools", "type object"),
+        ({"tools": [tool("f", {"properties": 5})], "tool_choice": "required"}, "tools", ""),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]},
             "messages[0].tool_calls[0].function.arguments",

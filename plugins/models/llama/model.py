@@ -42,16 +42,17 @@ class Llama(Model):
         config: LlamaConfig,
         ops: Ops,
         *,
-        embedding: torch.Tensor,
+        embedding: torch.Tensor | None,
         blocks: list[Block],
         norm: torch.Tensor,
         head: Any,
         weight_bytes: int,
     ) -> None:
+        """`embedding` is None where it is tied to the head."""
         shape = config.shape
         self.shape = shape
-        self.dtype = embedding.dtype
-        self.device = embedding.device
+        self.dtype = norm.dtype
+        self.device = norm.device
         self.layers = tuple(
             LayerSpec(
                 index=index,
@@ -65,9 +66,10 @@ class Llama(Model):
             for index, window in enumerate(shape.windows)
         )
         self._ops = ops
+        self._heads = shape.num_heads, shape.num_kv_heads
         self._eps = config.rms_norm_eps
         self._rope = Rope(config.rope, shape.head_size_k, self.device)
-        self._embedding = embedding  # [V, hidden]
+        self._embedding = embedding  # [V, hidden], or None: the head's rows
         self._blocks = blocks
         self._norm = norm  # [hidden]
         self._head = head  # hidden -> V
@@ -76,11 +78,21 @@ class Llama(Model):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, *, rows: torch.Tensor) -> torch.Tensor:
         ops, eps = self._ops, self._eps
         cos, sin = self._rope(positions)
-        x = F.embedding(input_ids, self._embedding)  # [T, hidden]
+        x = ops.rows(self._head, input_ids) if self._embedding is None else F.embedding(input_ids, self._embedding)  # [T, hidden]
         for index, block in enumerate(self._blocks):
-            q, k, v = self._qkv(ops.rms_norm(x, block.input_norm, eps), block, cos, sin)
+            q, k, v = ops.attention_inputs(
+                x,
+                block.qkv,
+                norm=block.input_norm,
+                eps=eps,
+                heads=self._heads,
+                q_norm=block.q_norm,
+                k_norm=block.k_norm,
+                cos=cos,
+                sin=sin,
+            )
             x = ops.linear_add(attend(index, q, k, v).flatten(1), block.out, x)
-            x = ops.linear_add(ops.swiglu(ops.rms_norm(x, block.mlp_norm, eps), block.gate_up), block.down, x)
+            x = ops.gated_mlp(x, block.gate_up, block.down, norm=block.mlp_norm, eps=eps)
         return ops.rms_norm(x[rows], self._norm, eps)  # [R, hidden]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -88,19 +100,6 @@ class Llama(Model):
 
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._ops.argmax(hidden, self._head)
-
-    def _qkv(self, x: torch.Tensor, block: Block, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [T, hidden] -> q [T, H, D], k and v [T, G, D]; q and k rotated."""
-        shape = self.shape
-        heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        qkv = self._ops.linear(x, block.qkv).unflatten(1, (-1, shape.head_size_k))  # [T, H + 2 G, D]
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if block.q_norm is not None and block.k_norm is not None:
-            q = self._ops.rms_norm(qk[:, :heads], block.q_norm, self._eps)
-            k = self._ops.rms_norm(qk[:, heads:], block.k_norm, self._eps)
-            return self._ops.rope(q, cos, sin), self._ops.rope(k, cos, sin), v
-        qk = self._ops.rope(qk, cos, sin)
-        return qk[:, :heads], qk[:, heads:], v
 
     def weight_bytes(self) -> int:
         return self._weight_bytes
@@ -148,10 +147,10 @@ def load(config: LlamaConfig, folder: Path, ops: Ops, *, dtype: torch.dtype, dev
             down=pack(f"{mlp}.down_proj", bias=config.mlp_bias),
         )
 
-    embedding = plain("model.embed_tokens")
+    embedding = None if config.tied else plain("model.embed_tokens")
     blocks = [block(f"model.layers.{index}") for index in range(config.shape.num_layers)]
     norm = plain("model.norm")
-    head = ops.pack(embedding) if config.tied else pack("lm_head", bias=False)
+    head = pack("model.embed_tokens" if config.tied else "lm_head", bias=False)
     return Llama(config, ops, embedding=embedding, blocks=blocks, norm=norm, head=head, weight_bytes=size)
 
 

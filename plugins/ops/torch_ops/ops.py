@@ -35,6 +35,9 @@ class TorchOps(Ops):
     def packed_bytes(self, packed: Linear) -> int:
         return sum(tensor.nbytes for tensor in packed if tensor is not None)
 
+    def rows(self, packed: Linear, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, packed.weight)
+
     def linear(self, x: torch.Tensor, packed: Linear) -> torch.Tensor:
         return F.linear(x, packed.weight, packed.bias)
 

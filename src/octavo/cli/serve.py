@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from typing import Any, cast
 
 from octavo.cli import COMMANDS
@@ -94,16 +93,17 @@ def run(args: argparse.Namespace) -> int:
     listener = listen(settings.host, settings.port)
     from octavo.async_llm import AsyncLLM
     from octavo.core.assembly import build_engine, load_model
-    from octavo.server.lifecycle import Lifecycle
+    from octavo.server.lifecycle import Lifecycle, leave, leaving_on_signals
     from octavo.server.served import Served
 
     with listener:
-        llm = AsyncLLM.from_builder(lambda: build_engine(registry, config, load_model(registry, config, report=say), report=say))
+        with leaving_on_signals():
+            llm = AsyncLLM.from_builder(lambda: build_engine(registry, config, load_model(registry, config, report=say), report=say))
         here = Served(llm, settings, settings.served_model_name or (config.source,))
         host, port = listener.getsockname()[:2]
         say(f"serving {here.model_names[0]} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
         logging.getLogger("octavo.server").info("ready")
-        try:
-            return asyncio.run(Lifecycle(here).run(listener))
-        finally:
-            sys.stderr.flush()
+        status = asyncio.run(Lifecycle(here).run(listener))
+        if not llm.engine_loop.ended:
+            leave(status)
+        return status

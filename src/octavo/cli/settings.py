@@ -45,6 +45,15 @@ def config_arguments(args: argparse.Namespace, *, flat: Mapping[str, Any] | None
     return merge(merge(switched, given), from_command_line(args.settings))
 
 
+def config_words(args: argparse.Namespace) -> list[str]:
+    """The same arguments as words of a command line, for another process."""
+    words: list[str] = []
+    for name in ("model", *KINDS, "preset", "config"):
+        if (value := getattr(args, name)) is not None:
+            words += [f"--{name}", value]
+    return words + [word for setting in args.settings for word in ("--set", setting)]
+
+
 def config_from(args: argparse.Namespace, registry: Registry) -> EngineConfig:
     """The checked config of these arguments, over file and environment."""
     return load_config(registry, file=args.config, overrides=config_arguments(args))

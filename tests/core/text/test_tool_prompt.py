@@ -74,3 +74,9 @@ def test_a_call_without_a_function_is_refused(call: Any) -> None:
     """It cannot be told."""
     with pytest.raises(RequestError, match="tool_calls"):
         render([{"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
+def test_who_is_asked_for_tags() -> None:
+    """Models whose template knows no tools, as we tell them, and those whose template says so itself."""
+    for template, tags in ((PLAIN, True), (KNOWING, False), (KNOWING + "<tool_call>", True)):
+        assert ChatTemplate(template, special_tokens={}).tags_calls == tags

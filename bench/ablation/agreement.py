@@ -1,0 +1,201 @@
+"""Do two stacks give the same tokens? Equal ones in fp32; in 16 bits, tokens that are no farther off than rounding alone explains.
+
+A first difference in fp32 is accepted where the reference has both tokens within `TIE` of the largest logit: which one is larger is then
+a matter of the order of additions. It is counted, and shown. What comes after it is another text, and not compared.
+Must not know: engines, how tokens were made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from octavo.bench.ablation.forcing import Scores
+from octavo.bench.records import RequestRecord
+from octavo.bench.work import Work
+
+TIE = 1e-4  # distance of logits
+MARGIN = 2.0  # standard errors by which a rate may be above the one it must not exceed
+FARTHEST = 2.0  # times the naive kernel's own farthest token
+
+Distance = Callable[[Sequence[int], int], float]
+"""(tokens so far, next token) -> by how much the next one's logit is below the largest in the fp32 reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """Where an answer first differs from the parent's."""
+
+    index: int  # of the item in the work
+    seed: int  # of the work
+    position: int  # in the answer
+    expected: int
+    got: int
+    distance: float  # by how much the lower of the two tokens' logits is below the largest, in the fp32 reference
+
+    @property
+    def is_tie(self) -> bool:
+        """Nothing but the order of additions."""
+        return self.distance < TIE
+
+    def __str__(self) -> str:
+        kind = "tie" if self.is_tie else "DIFFERENT"
+        where = f"seed {self.seed}, item {self.index}, token {self.position}"
+        return f"{kind}: {where}: {self.got} instead of {self.expected}, logits {self.distance:.2g} apart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Of a cell with its parent, in fp32."""
+
+    compared: int  # answers
+    equal: int
+    divergences: tuple[Divergence, ...] = ()
+    left_out: int = 0  # answers of which one side has none, or that go on from an answer that differs
+
+    @property
+    def ties(self) -> int:
+        """Answers that differ by a tie only."""
+        return sum(one.is_tie for one in self.divergences)
+
+    @property
+    def holds(self) -> bool:
+        """No answer differs but by a tie, and there are answers."""
+        return self.compared > 0 and self.ties == len(self.divergences)
+
+    def joined(self, other: Agreement) -> Agreement:
+        """Of both, two repeats for example."""
+        return Agreement(
+            compared=self.compared + other.compared,
+            equal=self.equal + other.equal,
+            divergences=self.divergences + other.divergences,
+            left_out=self.left_out + other.left_out,
+        )
+
+    def __str__(self) -> str:
+        if not self.compared:
+            return "nothing to compare"
+        ties = f", {self.ties} tied" if self.ties else ""
+        return f"{self.equal + self.ties}/{self.compared} the same{ties}"
+
+
+def compare(work: Work, parent: Sequence[RequestRecord], cell: Sequence[RequestRecord], *, distance: Distance) -> Agreement:
+    """Token by token, answers of the same work. `distance` is asked at first differences only."""
+    answers, expected = _answers(cell), _answers(parent)
+    off: set[int] = set()  # items whose answer is not the parent's
+    divergences = []
+    compared = 0
+    for index, item in enumerate(work.items):
+        wanted, got = expected.get(index), answers.get(index)
+        if wanted is None or got is None or item.after in off:
+            off.add(index)
+            continue
+        compared += 1
+        if wanted == got:
+            continue
+        off.add(index)
+        position = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
+        if position < min(len(wanted), len(got)):
+            before = [*prompt_of(work, index, expected), *wanted[:position]]
+            apart = max(distance(before, token) for token in (wanted[position], got[position]))
+            tokens = wanted[position], got[position]
+        else:  # one ends before the other, which no rounding explains
+            apart, tokens = math.inf, (-1, -1)
+        divergences.append(Divergence(index=index, seed=work.seed, position=position, expected=tokens[0], got=tokens[1], distance=apart))
+    return Agreement(
+        compared=compared, equal=compared - len(divergences), divergences=tuple(divergences), left_out=len(work.items) - compared
+    )
+
+
+def prompt_of(work: Work, index: int, answers: dict[int, list[int]]) -> list[int]:
+    """The whole prompt of an item: that of the turn before, its answer, and the new tokens."""
+    item = work.items[index]
+    before = [] if item.after is None else [*prompt_of(work, item.after, answers), *answers[item.after]]
+    return [*before, *item.prompt]
+
+
+def _answers(records: Sequence[RequestRecord]) -> dict[int, list[int]]:
+    return {record.index: record.token_ids for record in records if record.succeeded}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """How far the tokens of a 16-bit run are from what the fp32 reference would have chosen in their places."""
+
+    tokens: int
+    off: int  # tokens that are not the reference's first choice
+    farthest: float  # the largest distance of a token's logit from the largest
+
+    @classmethod
+    def of(cls, scores: Sequence[Scores]) -> Rounding:
+        """Of answers scored by the reference."""
+        distances = [value for one in scores for value in one.distances]
+        return cls(tokens=len(distances), off=sum(value > 0 for value in distances), farthest=max(distances, default=0.0))
+
+    @property
+    def rate(self) -> float:
+        """Share of tokens that are not the reference's first choice."""
+        return self.off / self.tokens if self.tokens else 0.0
+
+    def within(self, naive: Rounding) -> bool:
+        """No worse than the naive kernel's own: in rate up to chance, and in distance up to a factor."""
+        if not self.tokens or not naive.tokens:
+            return False
+        rate = (self.off + naive.off) / (self.tokens + naive.tokens)
+        chance = math.sqrt(rate * (1 - rate) * (1 / self.tokens + 1 / naive.tokens))
+        return self.rate <= naive.rate + MARGIN * chance and self.farthest <= FARTHEST * naive.farthest
+
+    def __str__(self) -> str:
+        return f"{100 * (1 - self.rate):.2f} % of {self.tokens} tokens are the fp32 reference's, the farthest is {self.farthest:.3g} off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lossy:
+    """Beside the speed of a cell that does not compute what its parent computes, or that rounds to 16 bits."""
+
+    rounding: Rounding
+    naive: Rounding  # the naive kernel's, alone and batched, whichever is farther from the reference
+    same_answers: int  # answers that equal the parent's whole answer
+    answers: int
+    perplexity: float  # of the parent's answers, by this cell
+    parent_perplexity: float
+
+    @property
+    def holds(self) -> bool:
+        """As near to the fp32 reference as the naive kernel in the same type."""
+        return self.rounding.within(self.naive)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What is known of a cell's tokens in one scenario. Only where `hold` is a speed to be printed."""
+
+    exact: Agreement | None  # in fp32; None: it cannot run in fp32
+    lossy: Lossy | None = None
+
+    @property
+    def hold(self) -> bool:
+        """Both that apply do, and one does."""
+        found = [part.holds for part in (self.exact, self.lossy) if part is not None]
+        return bool(found) and all(found)
+
+    def joined(self, later: Outputs) -> Outputs:
+        """With what a later repeat showed, which was compared in fp32 alone."""
+        both = self.exact is not None and later.exact is not None
+        return replace(self, exact=self.exact.joined(later.exact) if both else self.exact or later.exact)  # type: ignore[union-attr, arg-type]
+
+    @property
+    def lines(self) -> list[str]:
+        """What to print: the result, then each answer that differs."""
+        lines = []
+        if self.exact is not None:
+            lines += [f"fp32: {self.exact}", *(f"  {one}" for one in self.exact.divergences)]
+        if self.lossy is not None:
+            lossy = self.lossy
+            lines.append(f"16 bits: {lossy.rounding}; allowed is what the naive kernel does itself: {lossy.naive}")
+            lines.append(
+                f"  {lossy.same_answers} of {lossy.answers} answers equal the parent's; "
+                f"perplexity of the parent's answers {lossy.perplexity:.4f}, by the parent itself {lossy.parent_perplexity:.4f}"
+            )
+        return lines

@@ -1,0 +1,202 @@
+"""`AblationResult`: everything that an ablation found, as a folder; tables and reports are made of it alone.
+
+    ablation.json                   the specification, the cells, what is known of their tokens, what broke
+    runs/SCENARIO/CELL/REPEAT/      one `Run` each
+
+Must not know: engines, how it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from octavo.bench.ablation.agreement import Outputs
+from octavo.bench.ablation.measures import Measure, find_measure
+from octavo.bench.ablation.spec import AGAIN, AblationSpec
+from octavo.bench.intervals import Interval, Verdict, ratio_interval, verdict
+from octavo.bench.runs import Run, is_complete
+from octavo.core.errors import ResultError
+
+SCHEMA_VERSION = 1
+FILE = "ablation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellInfo:
+    """A cell as it ran in one scenario."""
+
+    name: str
+    parent: str | None
+    change: str  # "" for a baseline
+    stack: str
+    pool_slots: int
+    pool_bytes: int
+    options: dict[str, Any]  # of its plugins and engine, by section
+    left_out: str = ""  # why it did not run here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One measure of a cell against its parent's, over paired repeats."""
+
+    scenario: str
+    cell: str
+    parent: str
+    measure: str
+    interval: Interval | None  # None: there is no ratio, for the reason in `problem`
+    floor: Interval | None
+    verdict: Verdict
+    problem: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class AblationResult:
+    """What is kept of an ablation. `runs` by (scenario, cell, repeat); a run that broke is in `broken` instead."""
+
+    spec: AblationSpec
+    cells: dict[str, list[CellInfo]] = field(default_factory=dict)  # by scenario, parents first, the noise floor last
+    runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Outputs]] = field(default_factory=dict)  # by scenario and cell
+    broken: dict[str, str] = field(default_factory=dict)  # "scenario/cell/repeat": why that run ended
+    finished: bool = False
+
+    # ------------------------------------------------------------------ findings
+
+    def cell(self, scenario: str, name: str) -> CellInfo:
+        """By name."""
+        return next(cell for cell in self.cells[scenario] if cell.name == name)
+
+    def of(self, scenario: str, cell: str) -> list[Run]:
+        """Its repeats, in order."""
+        return [self.runs[key] for key in sorted(self.runs) if key[:2] == (scenario, cell)]
+
+    def values(self, scenario: str, cell: str, measure: Measure) -> dict[int, float]:
+        """By repeat."""
+        return {repeat: measure(run.records) for (s, c, repeat), run in sorted(self.runs.items()) if (s, c) == (scenario, cell)}
+
+    def holds(self, scenario: str, cell: str) -> bool:
+        """Its outputs and those of all its ancestors are what they must be: speeds may be compared."""
+        outputs = self.outputs.get(scenario, {}).get(cell)
+        parent = self.cell(scenario, cell).parent
+        return outputs is not None and outputs.hold and (parent is None or self.holds(scenario, parent))
+
+    @property
+    def tokens_agree(self) -> bool:
+        """No cell gave other tokens than its parent, as far as they were compared."""
+        return all(outputs.hold for cells in self.outputs.values() for outputs in cells.values())
+
+    def comparisons(self, scenario: str, *, measures: Sequence[str] | None = None) -> list[Comparison]:
+        """Every cell that has a parent, in these measures (default: the specification's); the noise floor's own is the last."""
+        measured = [find_measure(name) for name in measures or self.spec.compared]
+        floors = {measure.name: self._floor(scenario, measure) for measure in measured}
+        pairs = [cell for cell in self.cells.get(scenario, []) if cell.parent is not None and not cell.left_out]
+        return [self._compare(scenario, cell, measure, floors[measure.name]) for cell in pairs for measure in measured]
+
+    def _floor(self, scenario: str, measure: Measure) -> Interval | None:
+        again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)
+        return None if again is None or again.parent is None else self._interval(scenario, again.name, again.parent, measure)[0]
+
+    def _compare(self, scenario: str, cell: CellInfo, measure: Measure, floor: Interval | None) -> Comparison:
+        parent = str(cell.parent)
+        interval, problem = None, "its tokens are not the parent's"
+        if self.holds(scenario, cell.name):
+            interval, problem = self._interval(scenario, cell.name, parent, measure)
+        if interval is not None and floor is None:
+            problem = "the baseline was not run twice: there is no noise floor"
+        found: Verdict = "too noisy to say"
+        if interval is not None and floor is not None:
+            found = verdict(interval, floor, higher_is_better=measure.higher_is_better)
+        return Comparison(
+            scenario=scenario,
+            cell=cell.name,
+            parent=parent,
+            measure=measure.name,
+            interval=interval,
+            floor=floor,
+            verdict=found,
+            problem=problem,
+        )
+
+    def _interval(self, scenario: str, cell: str, parent: str, measure: Measure) -> tuple[Interval | None, str]:
+        """Over the repeats that both have."""
+        mine, theirs = self.values(scenario, cell, measure), self.values(scenario, parent, measure)
+        both = sorted(mine.keys() & theirs.keys())
+        if not both:
+            return None, "no repeat that both have"
+        try:
+            return ratio_interval([mine[r] for r in both], [theirs[r] for r in both], seed=self.spec.seed), ""
+        except ValueError:
+            return None, f"{measure.name} is not a number above 0 in every repeat (requests failed, or there are none of that class)"
+
+    # -------------------------------------------------------------------- a folder
+
+    def save(self, folder: str | Path) -> None:
+        """Write all but the runs, which are written as each ends."""
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "spec": self.spec.model_dump(mode="json"),
+            "cells": _CELLS.dump_python(self.cells, mode="json"),
+            "outputs": _OUTPUTS.dump_python(self.outputs, mode="json"),
+            "broken": self.broken,
+            "finished": self.finished,
+        }
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        partial = Path(folder) / f"{FILE}.part"
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, Path(folder) / FILE)
+
+    def add(self, folder: str | Path, key: tuple[str, str, int], run: Run) -> None:
+        """Keep a run, here and in the folder."""
+        run.save(run_folder(folder, key))
+        self.runs[key] = run
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a folder, finished or not. Raises ResultError where it is none, or of a newer version."""
+        folder = Path(folder)
+        content = _read(folder / FILE)
+        result = cls(
+            spec=AblationSpec.model_validate(content["spec"]),
+            cells=_CELLS.validate_python(content["cells"]),
+            outputs=_OUTPUTS.validate_python(content["outputs"]),
+            broken=dict(content["broken"]),
+            finished=bool(content["finished"]),
+        )
+        for scenario, cells in result.cells.items():
+            for cell in cells:
+                for repeat in range(result.spec.repeats):
+                    if is_complete(run := run_folder(folder, (scenario, cell.name, repeat))):
+                        result.runs[scenario, cell.name, repeat] = Run.load(run)
+        return result
+
+
+_CELLS = TypeAdapter(dict[str, list[CellInfo]])
+_OUTPUTS = TypeAdapter(dict[str, dict[str, Outputs]])
+
+
+def run_folder(folder: str | Path, key: tuple[str, str, int]) -> Path:
+    """Where a run is kept."""
+    scenario, cell, repeat = key
+    return Path(folder) / "runs" / scenario / cell / str(repeat)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content["schema_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultError(f"{path.parent} is no result of octavo ablate: {path.name} cannot be read ({error})") from error
+    if version > SCHEMA_VERSION:
+        raise ResultError(f"{path} has schema version {version}, this Octavo reads up to {SCHEMA_VERSION}: update it")
+    try:
+        AblationSpec.model_validate(content.get("spec"))
+    except ValidationError as error:
+        raise ResultError(f"{path} is damaged: {error}") from error
+    return dict(content)

@@ -1,0 +1,199 @@
+"""Runs an ablation: every cell in every scenario, interleaved, with the same work in each repeat, and each run kept as it ends.
+
+For each run a fresh engine is built around the shared model and warmed up; its cache is emptied then. Garbage is collected before the
+clock runs and not while it does. After each repeat the tokens are compared, and nothing more is measured once they differ.
+Must not know: plugins by name, how results are shown.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from octavo.bench.ablation.cells import Cell
+from octavo.bench.ablation.engines import Engines
+from octavo.bench.ablation.measures import find_measure
+from octavo.bench.ablation.preparation import prepare
+from octavo.bench.ablation.result import AblationResult
+from octavo.bench.ablation.schedule import order
+from octavo.bench.ablation.spec import AblationSpec
+from octavo.bench.ablation.verification import Verifier
+from octavo.bench.ablation.works import scenario_work
+from octavo.bench.drive import drive
+from octavo.bench.identity import identify
+from octavo.bench.records import RequestRecord
+from octavo.bench.runs import Run
+from octavo.bench.step_log import StepLog
+from octavo.bench.work import Work
+from octavo.core.assembly import BuiltEngine
+from octavo.core.errors import ResultError
+
+Told = Callable[[str, int, int], object]
+"""(what is being done, requests that are over, requests in all; 0 while that is unknown)."""
+
+WARMUP_SEED = 1_000_000  # of work that no repeat has
+WARMUP_TOKENS = 4
+SAME = ("versions", "model_revision", "device", "driver", "cpu", "cores", "threads")  # of an Identity, in all runs of an ablation
+
+
+def run_ablation(engines: Engines, spec: AblationSpec, folder: str | Path, *, resume: bool = False, told: Told) -> AblationResult:
+    """Run what is missing in `folder` (all, unless `resume`) and keep it there. Ctrl-C returns what there is, not `finished`.
+
+    Raises ConfigError and its children before anything is measured; a run that breaks is listed in the result.
+    """
+    result = AblationResult.load(folder) if resume else AblationResult(spec=spec)
+    ablation = _Ablation(engines, result, Path(folder), told)
+    ablation.prepare()
+    try:
+        result.finished = ablation.run()
+    except KeyboardInterrupt:
+        result.finished = False
+    result.save(folder)
+    return result
+
+
+class _Ablation:
+    def __init__(self, engines: Engines, result: AblationResult, folder: Path, told: Told) -> None:
+        self.engines = engines
+        self.result = result
+        self.spec = result.spec
+        self.folder = folder
+        self.told = told
+        self.cells: dict[str, list[Cell]] = {}  # that run, by scenario
+        self.over = 0
+        self.total = 0
+
+    def prepare(self) -> None:
+        """Find every mistake that can be found before the first run."""
+        for name in (*self.spec.compared, *(claim.measure for claim in self.spec.claims)):
+            find_measure(name)
+        for scenario in self.spec.scenarios:
+            self.told(f"preparing {scenario}", 0, 0)
+            self.cells[scenario], self.result.cells[scenario] = prepare(self.engines, self.spec, scenario)
+            work = self._work(scenario, 0)
+            self._check_device(scenario, work)
+            self.total += self.spec.repeats * len(self.cells[scenario]) * len(work.items)
+        self.result.save(self.folder)
+
+    def _check_device(self, scenario: str, work: Work) -> None:
+        """What is resumed must go on where it began."""
+        before = next((run.identity for run in self.result.runs.values() if run.identity is not None), None)
+        if before is None:
+            return
+        with self.engines.open(self.cells[scenario][0].config) as built:
+            now = identify(built, work)
+        changed = [
+            f"{name}: {getattr(before, name)!r} then, {getattr(now, name)!r} now"
+            for name in SAME
+            if getattr(before, name) != getattr(now, name)
+        ]
+        if changed:
+            raise ResultError(f"{self.folder} was begun with something else, and cannot go on here: {'; '.join(changed)}")
+
+    def run(self) -> bool:
+        """All repeats. False where it ended early since tokens differ."""
+        self.result.outputs.clear()
+        for repeat in range(self.spec.repeats):
+            for scenario, cells in self.cells.items():
+                by_name = {cell.name: cell for cell in cells}
+                work = self._work(scenario, repeat)
+                for name in order(list(by_name), repeat):
+                    self._cell(scenario, by_name[name], repeat, work)
+                self._verify(scenario, repeat, work)
+                self.result.save(self.folder)
+            if not self.result.tokens_agree:
+                return False
+        return True
+
+    # -------------------------------------------------------------------- one run
+
+    def _cell(self, scenario: str, cell: Cell, repeat: int, work: Work) -> None:
+        key, where = (scenario, cell.name, repeat), f"{scenario}/{cell.name}/{repeat}"
+        before = self.over
+        if key not in self.result.runs:
+            self.result.broken.pop(where, None)
+            self._tell(scenario, cell.name, repeat)
+            try:
+                with self.engines.open(cell.config) as built:
+                    self.result.add(self.folder, key, self._measure(built, scenario, cell, repeat, work))
+            except Exception as error:
+                self.result.broken[where] = f"{type(error).__name__}: {error}"
+        self.over = before + len(work.items)
+
+    def _measure(self, built: BuiltEngine, scenario: str, cell: Cell, repeat: int, work: Work) -> Run:
+        engine, load = built.engine, self.spec.scenarios[scenario].load
+        self._warm_up(built, scenario)
+
+        def ended(record: RequestRecord) -> None:
+            self.over += 1
+            self._tell(scenario, cell.name, repeat)
+
+        engine.kv.reset()
+        identity, meter = identify(built, work), self.engines.meter(cell.config)
+        meter.begin()
+        with _no_collection():
+            log = StepLog(engine.clock.now())
+            with log.watching(engine):
+                records = drive(engine, work, concurrency=load.concurrency, zero=log.zero, timeout_s=load.timeout_s, progress=ended)
+        return Run(
+            work=work,
+            records=records,
+            steps=log.lines,
+            identity=identity,
+            memory=meter.table(built.pool),
+            settings=load.model_dump(mode="json", exclude_none=True),
+        )
+
+    def _warm_up(self, built: BuiltEngine, scenario: str) -> None:
+        """A few short answers to other prompts: threads start, kernels are compiled, memory is touched."""
+        work = self._work(scenario, WARMUP_SEED)
+        items = [replace(item, at=0.0, pause=0.0, output_len=min(WARMUP_TOKENS, item.output_len)) for item in work.items]
+        if self.spec.warmup:
+            drive(built.engine, replace(work, items=items[: self.spec.warmup]), concurrency=self.spec.warmup)
+
+    def _work(self, scenario: str, repeat: int) -> Work:
+        config = self.cells[scenario][0].config
+        loaded = self.engines.loaded(config)
+        return scenario_work(
+            self.spec.scenarios[scenario],
+            scenario,
+            seed=self.spec.seed + repeat,
+            vocab_size=loaded.shape.vocab_size,
+            max_model_len=config.engine.max_model_len or loaded.shape.max_position_embeddings,
+            encode=None if loaded.tokenizer is None else loaded.tokenizer.encode,
+        )
+
+    def _tell(self, scenario: str, cell: str, repeat: int) -> None:
+        self.told(f"{scenario}: {cell} {repeat + 1}/{self.spec.repeats}", self.over, self.total)
+
+    # --------------------------------------------------------------------- tokens
+
+    def _verify(self, scenario: str, repeat: int, work: Work) -> None:
+        """Compare what this repeat's runs gave; a cell whose run or whose parent's run broke is not compared."""
+        records = {cell.name: run.records for cell in self.cells[scenario] if (run := self.result.runs.get((scenario, cell.name, repeat)))}
+        cells = [cell for cell in self.cells[scenario] if cell.name in records and (cell.parent or cell.name) in records]
+        if not cells:
+            return
+        load = self.spec.scenarios[scenario].load
+        say = lambda text: self.told(f"{scenario}: comparing tokens, {text}", self.over, self.total)  # noqa: E731
+        with Verifier(self.engines, cells, concurrency=load.concurrency, say=say) as verifier:
+            found = verifier.check(work, records) if repeat == 0 else verifier.check_again(work, records)
+        known = self.result.outputs.setdefault(scenario, {})
+        for name, outputs in found.items():
+            known[name] = known[name].joined(outputs) if name in known else outputs
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage is collected before and not while."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,224 @@
+"""What must hold in any run, whatever it measured. A check gives the problem in a sentence with both numbers, or None.
+
+A report whose run fails one is marked, and says which: such figures contradict each other, so that none of them can be believed.
+Must not know: how a run was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from octavo.bench.contradictions import PERCENTILES, SECTIONS, contradiction
+from octavo.bench.metrics import measure
+from octavo.bench.runs import Run
+from octavo.bench.serving_table import as_json
+
+LITTLE = 0.02  # how far the mean number in the system may lie from arrival rate x mean time
+COVERED = 0.98  # of a step's wall time
+SEND_LAG = 0.05  # p99, of the median time to first token
+A_A = 0.03  # ratio of a stack to itself
+CLOCK = 1e-6  # seconds that rounding may make up
+
+Check = Callable[[Run], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A check that failed."""
+
+    check: str
+    text: str
+
+
+def failed_checks(run: Run) -> list[Problem]:
+    """All that does not hold in this run."""
+    return [Problem(name, text) for name, check in CHECKS.items() if (text := check(run)) is not None]
+
+
+# ------------------------------------------------------------------------- memory
+
+
+def shares_sum_to_100(run: Run) -> str | None:
+    """The six shares of the KV pool are all of it, in each step and on average, and none is negative."""
+    if not run.steps:
+        return None
+    try:
+        found = run.account
+    except ValueError as error:
+        return str(error)
+    if abs(found.shares.total - 100) > 1e-6:
+        return f"the shares of the KV pool sum to {found.shares.total:.3f} %"
+    negative = [name for name, slots in found.series.items() if (slots < 0).any()]
+    if negative:
+        return f"{negative[0]} of the KV pool is {int(found.series[negative[0]].min())} slots in a step"
+    if run.identity is not None and found.capacity != run.identity.pool_slots:
+        return f"steps account for {found.capacity} slots, the pool has {run.identity.pool_slots}"
+    return None
+
+
+def pool_is_empty_at_the_end(run: Run) -> str | None:
+    """Whoever ended gave everything back. Not of a run that was interrupted."""
+    if not run.steps or not run.complete:
+        return None
+    usage, open_blocks = run.steps[-1].usage, run.account.undecided
+    if usage.filled + usage.held or usage.host or open_blocks:
+        return (
+            f"after the last step live sequences hold {usage.filled + usage.held} slots of the pool and {usage.host} of host memory, "
+            f"{open_blocks} blocks were never given back"
+        )
+    return None
+
+
+# -------------------------------------------------------------------------- times
+
+
+def gaps_make_up_the_whole(run: Run) -> str | None:
+    """Time to first token and all gaps between tokens are the time from end to end, and tokens come in order, after they are asked for."""
+    for record in run.records:
+        times = record.token_times
+        if not times:
+            continue
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        if min(gaps, default=0.0) < -CLOCK or times[0] < record.sent - CLOCK:
+            return f"request {record.index}: a token came {-min([*gaps, times[0] - record.sent]):.6f} s before what it follows"
+        whole = (times[0] - record.sent) + sum(gaps)
+        if record.succeeded and abs(whole - (record.ended - record.sent)) > max(CLOCK, 1e-3 * whole):
+            return (
+                f"request {record.index}: time to first token {times[0] - record.sent:.6f} s and gaps of {sum(gaps):.6f} s are "
+                f"{whole:.6f} s, it took {record.ended - record.sent:.6f} s from end to end"
+            )
+    return None
+
+
+def littles_law(run: Run) -> str | None:
+    """The mean number of requests in the system, which the steps saw, is arrival rate x mean time in it, which the requests saw.
+
+    Not of a run with few requests or much time between steps, where the two are not the same mean.
+    """
+    inside = [record for record in run.records if record.finish_reason != "refused" and record.ended > record.sent]
+    if not run.steps or not run.complete or len(inside) < 8:
+        return None
+    start, end = min(record.sent for record in inside), max(record.ended for record in inside)
+    by_requests = sum(record.ended - record.sent for record in inside) / (end - start)
+    by_steps = _mean_in_system(run, start, end)
+    if abs(by_steps / by_requests - 1) > LITTLE:
+        return (
+            f"the steps saw {by_steps:.3f} requests waiting or running on average; {len(inside)} requests in {end - start:.3f} s that took "
+            f"{by_requests * (end - start) / len(inside):.3f} s each are {by_requests:.3f}"
+        )
+    return None
+
+
+def _mean_in_system(run: Run, start: float, end: float) -> float:
+    """Waiting and running, over time. A step's counts are those when it was over, and whoever leaves does so then.
+
+    The engine takes who comes between two steps; who comes during a step is not in its count yet.
+    """
+    sent = np.sort([record.sent for record in run.records if record.finish_reason != "refused"])
+    total, before, since = 0.0, 0.0, start
+    for line in run.steps:
+        stop = min(line.end, end)
+        first, last = np.searchsorted(sent, (since, stop))
+        if stop > since:
+            total += before * (stop - since) + float((stop - sent[first:last]).sum())
+        during = last - np.searchsorted(sent, line.start, side="right")
+        before, since = line.num_waiting + line.num_running + max(0, during), max(since, stop)
+    total += before * (end - since)
+    return float(total / (end - start))
+
+
+def parts_cover_the_steps(run: Run) -> str | None:
+    """The parts of a step's time that are told apart are nearly all of it."""
+    if not run.steps:
+        return None
+    wall, at = 0.0, 0.0
+    for line in run.steps:  # steps in flight together are counted once
+        wall += max(0.0, line.end - max(line.start, at))
+        at = max(at, line.end)
+    parts = sum(sum(line.seconds.values()) for line in run.steps if line.num_rows)
+    empty = sum(line.end - line.start for line in run.steps if not line.num_rows)
+    if wall - empty > CLOCK and parts < COVERED * (wall - empty):
+        return f"the parts of the steps' time are {parts:.4f} s of {wall - empty:.4f} s: {parts / (wall - empty):.1%} are accounted for"
+    return None
+
+
+def sent_on_time(run: Run) -> str | None:
+    """The client kept up. If not, what it measured is its own queue."""
+    lags, first = [record.sent - record.due for record in run.records], [r.ttft for r in run.records if r.ttft is not None]
+    if not lags or not first:
+        return None
+    late, typical = float(np.percentile(lags, 99)), median(first)
+    if late > SEND_LAG * typical and late > CLOCK:
+        return (
+            f"requests were sent up to {late:.4f} s late (p99), {late / typical:.1%} of the median time to first token of {typical:.4f} s"
+        )
+    return None
+
+
+# ------------------------------------------------------------------------- tokens
+
+
+def tokens_are_accounted_for(run: Run) -> str | None:
+    """Tokens that steps ran are those that answers needed, those computed again after a preemption, and guesses that were wrong.
+
+    An answer of n tokens to a prompt of p, of which c were cached, needs p - c + n - 1. Of a request that ended early it is not known
+    how much of its prompt ran; of one that was preempted, how much of it came from a cache of others when it came back.
+    """
+    if not run.steps or any(line.error for line in run.steps):
+        return None
+    planned = sum(line.num_tokens for line in run.steps)
+    again = sum(line.num_recomputed for line in run.steps)
+    wrong = sum(line.num_drafted - line.num_accepted for line in run.steps)
+    least = most = 0
+    cached = any(line.stats.hit_tokens for line in run.steps)
+    for record in run.records:
+        prompt, made = record.num_prompt_tokens - record.num_cached_tokens, record.num_output_tokens
+        if record.succeeded or made:
+            whole = prompt + made - 1
+            least += 0 if cached and record.num_preemptions else whole
+            most += whole if record.succeeded else whole + 1
+        elif record.finish_reason != "refused" and record.first_scheduled is not None:
+            most += prompt
+    if not least + again + wrong <= planned <= most + again + wrong:
+        needed = f"{most}" if least == most else f"{least} to {most}"
+        return f"steps ran {planned} tokens; answers needed {needed}, {again} were computed again, {wrong} were wrong guesses"
+    return None
+
+
+# ------------------------------------------------------------------------- tables
+
+
+def table_does_not_contradict_itself(run: Run) -> str | None:
+    """The figures of this run's own table."""
+    return contradiction(as_json(measure(run.records), sections=SECTIONS, percentiles=PERCENTILES))
+
+
+def a_a(one: Sequence[float], other: Sequence[float], *, what: str = "time") -> str | None:
+    """The same stack, measured twice, is within 3 % of itself; else differences of that size mean nothing. Medians of each."""
+    ratio = median(other) / median(one)
+    if abs(ratio - 1) > A_A:
+        return f"the same stack measured twice differs by {ratio - 1:+.1%} in {what}: differences below that mean nothing here"
+    return None
+
+
+def a_a_of_runs(one: Run, other: Run) -> str | None:
+    """Two runs of the same stack and work, by their duration."""
+    return a_a([one.duration], [other.duration], what="duration")
+
+
+CHECKS: dict[str, Check] = {
+    "shares sum to 100": shares_sum_to_100,
+    "pool empty at the end": pool_is_empty_at_the_end,
+    "TTFT + gaps = end to end": gaps_make_up_the_whole,
+    "Little's law": littles_law,
+    "step parts cover the steps": parts_cover_the_steps,
+    "sent on time": sent_on_time,
+    "tokens planned = delivered + recomputed": tokens_are_accounted_for,
+    "the table agrees with itself": table_does_not_contradict_itself,
+}
+"""Of one run, by name."""

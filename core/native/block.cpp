@@ -1,0 +1,84 @@
+// The two halves of a transformer's block, one call each: what comes before attention, and the gated MLP. In between threads meet at
+// barriers instead of leaving and entering OpenMP and Python.
+
+#include "gemm.h"
+#include "norm.h"
+#include "rope.h"
+
+using namespace octavo::OCTAVO_LEVEL;
+using octavo::scratch;
+using octavo::Weight;
+
+namespace {
+
+// This thread's share of the norms of x [rows, size] -> out, `stride` elements apart.
+template <class T>
+void norm_rows(const T* x, const T* weight, T* out, int64_t rows, int64_t size, int64_t stride, float eps, Share share) {
+    for (int64_t r = share.begin(rows); r < share.end(rows); r++) norm_row(x + r * size, weight, out + r * stride, size, eps);
+}
+
+OCTAVO_INLINE int64_t whole_lines(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
+
+}  // namespace
+
+// x [rows, k] -> q, k and v next to each other in out [rows, (heads + 2 kv_heads) * head_size]: norm, projection, then for q and k a norm
+// of each head where there are weights for it, and RoPE by cos, sin [rows, head_size / 2].
+OCTAVO_API(attention_inputs)
+(const Weight* packed, const void* x, int64_t rows, const void* norm, float eps, const void* q_norm, const void* k_norm, const float* cos,
+ const float* sin, int64_t heads, int64_t kv_heads, int64_t head_size, void* out, int threads) {
+    const Weight w = *packed;
+    int status = 0;
+    for_type(w.type, [&](auto of) {
+        typedef decltype(of) T;
+        int64_t normed_bytes = whole_lines(rows * w.k * sizeof(T));
+        char* space = (char*)scratch(normed_bytes + scratch_for_inputs<T>(rows, w.k));
+        if (!space) {
+            status = 1;
+            return;
+        }
+        T* normed = (T*)space;
+        in_parallel(threads, [&](Share share) {
+            norm_rows((const T*)x, (const T*)norm, normed, rows, w.k, w.k, eps, share);
+            barrier();
+            Inputs in = as_inputs((const T*)normed, w.k, rows, w.k, space + normed_bytes, share);
+            multiply<T>(w, in, rows, share, Store<T>{(T*)out, w.n, nullptr, 0, w.n});
+            barrier();
+            for (int64_t r = share.begin(rows); r < share.end(rows); r++)
+                for (int64_t h = 0; h < heads + kv_heads; h++) {
+                    T* head = (T*)out + r * w.n + h * head_size;
+                    const T* weight = (const T*)(h < heads ? q_norm : k_norm);
+                    if (weight) norm_row(head, weight, head, head_size, eps);
+                    rope_head(head, head, cos + r * (head_size / 2), sin + r * (head_size / 2), head_size / 2);
+                }
+        });
+    });
+    return status;
+}
+
+// x [rows, hidden] += down(silu(gate(n)) * up(n)), n = norm(x).
+OCTAVO_API(gated_mlp)(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
+    const Weight first = *gate_up, second = *down;
+    int status = 0;
+    for_type(first.type, [&](auto of) {
+        typedef decltype(of) T;
+        int64_t normed_bytes = whole_lines(rows * first.k * sizeof(T)), inner_bytes = whole_lines(rows * first.n * sizeof(T));
+        int64_t converted = max(scratch_for_inputs<T>(rows, first.k), scratch_for_inputs<T>(rows, second.k));
+        char* space = (char*)scratch(normed_bytes + inner_bytes + converted);
+        if (!space) {
+            status = 1;
+            return;
+        }
+        T *normed = (T*)space, *inner = (T*)(space + normed_bytes);
+        char* inputs = space + normed_bytes + inner_bytes;
+        in_parallel(threads, [&](Share share) {
+            norm_rows((const T*)x, (const T*)norm, normed, rows, first.k, first.k, eps, share);
+            barrier();
+            Inputs in = as_inputs((const T*)normed, first.k, rows, first.k, inputs, share);
+            multiply<T>(first, in, rows, share, StoreGated<T>{inner, first.n, first.n});
+            barrier();
+            in = as_inputs((const T*)inner, first.n, rows, second.k, inputs, share);
+            multiply<T>(second, in, rows, share, Store<T>{(T*)x, second.n, (const T*)x, second.n, second.n});
+        });
+    });
+    return status;
+}

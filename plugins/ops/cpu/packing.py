@@ -1,0 +1,80 @@
+"""Weights in the native library's layout, in memory of huge pages. Must not know: what is computed with them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64
+
+import torch
+
+from octavo.core.native import Library, PackedLinear
+from octavo.core.native.library import TYPES
+
+_HUGE_PAGE = 2 * 2**20
+_CHUNK = 32 * 2**20
+_LINE = 64  # bytes of a cache line
+
+
+class Arena:
+    """Hands out memory from large chunks, so that small weights lie in huge pages too. A chunk lives as long as any piece of it.
+
+    What of a chunk is never handed out is never touched, and takes no memory but for the rest of a page.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """uint8 [num_bytes], not initialised, at the start of a cache line. Raises MemoryError."""
+        taken = -(-num_bytes // _LINE) * _LINE
+        if taken > len(self._left):
+            self._left = self._chunk(max(_CHUNK, -(-taken // _HUGE_PAGE) * _HUGE_PAGE))
+        piece, self._left = self._left[:num_bytes], self._left[taken:]
+        return piece
+
+    def _chunk(self, num_bytes: int) -> torch.Tensor:
+        try:
+            memory = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise MemoryError(f"packed weights need {num_bytes} bytes more than there are: {error}") from None
+        chunk = memory[-memory.data_ptr() % _HUGE_PAGE :][:num_bytes]
+        self._library.advise_huge_pages(chunk.data_ptr(), num_bytes)
+        return chunk
+
+
+class Packed:
+    """Linears [n, k] of which `groups` are computed together, with the struct that the library reads.
+
+    `address` is that struct's; `n` are the outputs of a group.
+    """
+
+    def __init__(self, library: Library, arena: Arena, weights: list[torch.Tensor], biases: list[torch.Tensor] | None) -> None:
+        """Copy weights [n, k] of one dtype and shape whose rows have no gaps, and biases [n]: the originals are not needed any more."""
+        self._library, self.groups = library, len(weights)
+        self.n, self.k = weights[0].shape
+        self.dtype = weights[0].dtype
+        kind = TYPES[str(self.dtype).removeprefix("torch.")]
+        size, columns = c_int64(), c_int64()
+        library.packed_sizes(kind, self.n, self.k, self.groups, ctypes.byref(size), ctypes.byref(columns))
+        self.panels = arena.take(size.value)
+        self.bias = None if biases is None else self._interleaved(biases, columns.value)
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        self._struct = PackedLinear(self.panels.data_ptr(), bias, self.n, self.k, kind, self.groups)
+        self.address = ctypes.addressof(self._struct)
+        for group, weight in enumerate(weights):
+            library.pack(self.address, weight.data_ptr(), weight.stride(0), group, torch.get_num_threads())
+
+    def _interleaved(self, biases: list[torch.Tensor], columns: int) -> torch.Tensor:
+        """Biases in fp32 and the order of the panels: some columns of the first group, as many of the second, and so on."""
+        width = columns // self.groups  # columns of a group, padded to whole panels
+        padded = torch.zeros(self.groups, width)
+        for group, bias in enumerate(biases):
+            padded[group, : self.n] = bias
+        per_panel = self._library.panel_columns
+        return padded.view(self.groups, -1, per_panel).transpose(0, 1).flatten()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of panels and bias."""
+        return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)

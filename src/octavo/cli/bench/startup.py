@@ -1,0 +1,47 @@
+"""`octavo bench startup`: from the start of a process to its first token, in fresh processes."""
+
+from __future__ import annotations
+
+import argparse
+
+from tqdm import tqdm
+
+from octavo.bench.distribution import Distribution
+from octavo.bench.probe import duration
+from octavo.bench.startup import FIRST_TOKEN, STAGES, StartupError, start_once
+from octavo.cli.bench.offline import write_json
+from octavo.cli.settings import add_config_arguments, config_words, say
+from octavo.core.errors import EngineError, RequestError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare them."""
+    parser.add_argument("--num-iters", type=int, default=3, metavar="INT", help="processes, one after the other (default: 3)")
+    parser.add_argument("--output-json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--disable-tqdm", action="store_true", help="draw no progress bar")
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print seconds to each stage: median, least and most. The first process may also wait for the disk, and counts like the others."""
+    if args.num_iters < 1:
+        raise RequestError(f"--num-iters must be at least 1, not {args.num_iters}", field="num_iters")
+    starts = []
+    with tqdm(total=args.num_iters, unit="process", desc="Starts", disable=True if args.disable_tqdm else None, dynamic_ncols=True) as bar:
+        for number in range(args.num_iters):
+            try:
+                starts.append(start_once(config_words(args)))
+            except StartupError as error:
+                raise EngineError(str(error)) from None
+            if number == 0 and args.num_iters > 1:
+                say(f"This will take about {duration(starts[0].first_token * (args.num_iters - 1))} more")
+            bar.update()
+    print(f"{'seconds from the start of the process':<40} {'median':>8} {'least':>8} {'most':>8}")
+    figures = {}
+    for stage in (*STAGES, FIRST_TOKEN):
+        seen = Distribution(start.stages[stage] for start in starts if stage in start.stages)
+        if seen:
+            figures[stage] = seen.values
+            print(f"{stage:<40} {seen.median:>8.2f} {seen.values[0]:>8.2f} {seen.values[-1]:>8.2f}")
+    write_json(args.output_json, {"seconds": figures, "num_iters": args.num_iters})
+    return 0

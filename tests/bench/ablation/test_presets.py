@@ -1,0 +1,52 @@
+"""The ablations that come with Octavo: all can be read, make sense, and have work."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.bench.ablation.cells import make_cells
+from octavo.bench.ablation.measures import find_measure
+from octavo.bench.ablation.presets import find_spec, preset_names
+from octavo.bench.ablation.works import scenario_work
+from octavo.core.errors import InvalidOptionsError
+from octavo.core.registry import Registry
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset(name: str) -> None:
+    """Every cell differs from its parent by one part, every measure exists, and every scenario's work is made and fits the context."""
+    spec, registry = find_spec(name), Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+    assert spec.name == name and spec.summary and spec.repeats >= 5 and len(spec.baselines) == 1
+    for measure in (*spec.compared, *(claim.measure for claim in spec.claims)):
+        find_measure(measure)
+    for scenario, given in spec.scenarios.items():
+        cells = make_cells(registry, spec, scenario)
+        length = cells[0].config.engine.max_model_len or 0
+        work = scenario_work(given, scenario, seed=0, vocab_size=49152, max_model_len=length)
+        assert len(work.items) == given.workload.count
+        classes = {item.class_name for item in work.items}
+        assert {find_measure(measure).class_name for measure in spec.compared} <= {None, *classes}
+        lengths = [work.prompt_len(index) + item.output_len for index, item in enumerate(work.items)]
+        assert max(lengths) <= length <= (cells[0].config.engine.num_kv_slots or 0)
+
+
+def test_the_names() -> None:
+    """Those that the documentation speaks of."""
+    issue = {"quick", "steps", "block-size", "prefix-share", "chunk-budget", "rerank", "isolation", "kernels"}
+    assert issue | {"continuous-batching", "paging", "chunked-prefill"} == set(preset_names())
+
+
+def test_quick_has_four_cells_and_five_seeds() -> None:
+    """Small enough for a demo."""
+    spec = find_spec("quick")
+    assert (len(spec.cells), spec.repeats, len(spec.scenarios)) == (4, 5, 1)
+
+
+def test_a_name_that_is_none() -> None:
+    """The nearest one is named, and that a file would do."""
+    with pytest.raises(
+        InvalidOptionsError, match=r"no ablation is called 'quik' \(did you mean quick\?\): name a .toml file, or one of block-"
+    ):
+        find_spec("quik")
+    with pytest.raises(InvalidOptionsError, match=r"ablation file quik\.toml cannot be read"):
+        find_spec("quik.toml")

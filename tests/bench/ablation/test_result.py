@@ -1,0 +1,196 @@
+"""What is made of a result: ratios with verdicts, claims, summaries, and the table."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from octavo.bench.ablation.claims import judge, prefix_bound
+from octavo.bench.ablation.measures import MEASURES, find_measure
+from octavo.bench.ablation.result import AblationResult
+from octavo.bench.ablation.summary import gaps_with_prefill, summarise
+from octavo.bench.ablation.table import markdown, table
+from octavo.core.errors import InvalidOptionsError, ResultError
+from tests.bench.ablation.made import AGAIN_TOO, BASE, FAST, OTHER, PARENTS, made, made_run, record, step, twice_as_fast
+
+AGAIN = "base (again)"
+
+
+def test_ratios_are_to_the_parent() -> None:
+    """Throughput twice as high is faster, and so is half the latency; the floor is the baseline against itself."""
+    result = twice_as_fast(compared=["output tok/s", "TTFT p50"])
+    rate, wait, floor, _ = result.comparisons("s")
+    assert (rate.cell, rate.parent, rate.measure, rate.verdict) == ("fast", "base", "output tok/s", "faster")
+    assert rate.interval is not None and rate.interval.ratio == pytest.approx(2.0, rel=0.01) and rate.interval.excludes_one
+    assert wait.interval is not None and wait.interval.ratio == pytest.approx(0.5, rel=0.01) and wait.verdict == "faster"
+    assert floor.cell == AGAIN and floor.interval == rate.floor and floor.verdict == "no difference beyond the noise"
+
+
+def test_slower_and_nothing() -> None:
+    """The same figures the other way round, and a cell that does nothing."""
+    slow = made({"base": FAST, "fast": BASE, AGAIN: FAST}, parents=PARENTS)
+    assert slow.comparisons("s")[0].verdict == "slower"
+    idle = made({"base": BASE, "fast": AGAIN_TOO, AGAIN: BASE}, parents=PARENTS)
+    assert idle.comparisons("s")[0].verdict == "no difference beyond the noise"
+
+
+def test_failures_give_no_ratio() -> None:
+    """A percentile that some requests never reached is no number (fault 47)."""
+    result = twice_as_fast(compared=["TTFT p99"])
+    result.runs["s", "fast", 1] = made_run(2.0, records=[record(0, 1.0, 2.0, 2.0), record(1)])
+    first = result.comparisons("s")[0]
+    assert first.interval is None and first.problem.startswith("TTFT p99 is not a number above 0 in every repeat")
+
+
+def test_measures() -> None:
+    """By name and by class; another name is refused with the nearest."""
+    records = [record(0, 1.0, 2.0, 4.0, class_name="chat"), record(1, 3.0, 4.0, 5.0, class_name="batch")]
+    assert find_measure("TTFT p50 [chat]")(records) == 1.0 and find_measure("TTFT p50")(records) == 2.0
+    assert find_measure("output tok/s")(records) == 6 / 5 and find_measure("output tok/s [chat]")(records) == 3 / 5
+    assert find_measure("req/s")(records) == 2 / 5 and find_measure("total tok/s")(records) == 206 / 5
+    assert math.isnan(find_measure("ITL p99 [other]")(records))
+    assert {name for name, one in MEASURES.items() if one.higher_is_better} == {"output tok/s", "total tok/s", "req/s"}
+    with pytest.raises(InvalidOptionsError, match=r"compared: 'TTFT p55' is no measure \(did you mean TTFT p95\?\)|did you mean TTFT p5"):
+        find_measure("TTFT p55")
+
+
+def claim(**fields: object) -> dict[str, object]:
+    return {"scenario": "s", "cell": "fast", "measure": "output tok/s"} | fields
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "found"),
+    [
+        (claim(at_least=1.8), "holds", "2.00x [1.9"),
+        (claim(at_least=3.0), "fails", "2.00x"),
+        (claim(at_least=2.0), "undecided", "2.00x"),
+        (claim(at_most=0.6, measure="TTFT p50"), "holds", "0.50x"),
+        (claim(at_least=0.9, at_most=1.1), "fails", "2.00x"),
+        (claim(at_least=1.8, prefill_gaps_at_least=0.05), "undecided", "prompts run in 0.0 % of base's gaps, which is less than"),
+    ],
+)
+def test_claims(given: dict[str, object], outcome: str, found: str) -> None:
+    """They hold or fail where the whole interval says so."""
+    (judged,) = judge(twice_as_fast(claims=[given]))
+    assert judged.outcome == outcome and found in judged.found
+
+
+def test_claims_without_a_ratio_are_undecided() -> None:
+    """Since tokens differ, for example."""
+    (judged,) = judge(twice_as_fast(claims=[claim(at_least=1.0)], outputs={"fast": OTHER}))
+    assert (judged.outcome, judged.found) == ("undecided", "its tokens are not the parent's")
+
+
+def test_what_hits_could_save() -> None:
+    """Cold, 200 prompt tokens take 3 of 4 s. With half of them found, 1.5 s are left out at most: 4 / 2.5."""
+    cold = made_run(4.0, steps=[step(0.0, 3.0, tokens=200), step(3.0, 4.0)])
+    warm = made_run(2.5, records=[record(0, 1.0, 2.0, 2.5, num_cached_tokens=40), record(1, 1.0, 2.0, 2.5, num_cached_tokens=60)])
+    assert prefix_bound([cold], [warm]) == pytest.approx(4 / 2.5)
+    assert prefix_bound([cold], [cold]) == 1.0 and prefix_bound([], []) == 1.0
+
+
+def test_a_share_of_the_bound() -> None:
+    """Twice as fast where 2.5 times were possible is 0.8 of it."""
+    result = twice_as_fast(claims=[claim(at_least=0.9, of_bound=True)])
+    for repeat in range(3):
+        cold, warm = result.runs["s", "base", repeat], result.runs["s", "fast", repeat]
+        cold.steps[:] = [step(0.0, 0.6 * BASE[repeat], tokens=200), step(0.6 * BASE[repeat], BASE[repeat])]
+        for one in warm.records:
+            one.num_cached_tokens = 100
+    (judged,) = judge(result)
+    assert judged.outcome == "fails" and "2.00x" in judged.found and "of at most 2.50x: 0.80x" in judged.found
+
+
+def test_gaps_with_prompts() -> None:
+    """Four gaps, two of which hold the end of a step that computed a prompt."""
+    steps = [step(0.0, 1.0, tokens=9), step(1.0, 2.0), step(2.0, 3.0, tokens=9)]
+    run = made_run(3.0, records=[record(0, 1.0, 2.0, 3.001), record(1, 1.0, 2.0, 3.001)], steps=steps)
+    assert gaps_with_prefill([run]) == 0.5
+    assert gaps_with_prefill([made_run(3.0, records=[record(0)])]) == 0.0
+
+
+def test_a_summary() -> None:
+    """Medians of the repeats, counts of all of them; failures stay."""
+    runs = [made_run(seconds) for seconds in (4.0, 2.0, 5.0)]
+    runs[1] = made_run(2.0, records=[record(0, 0.5, 1.0, 2.0, num_preemptions=2, class_name="chat"), record(1)])
+    found = summarise(runs)
+    assert (found.repeats, found.speed.requests, found.speed.failed, found.failures) == (3, 6, 1, {"error": 1})
+    assert (found.preemptions, found.mean_batch, found.peak_running, found.steps) == (2, 2.0, 2, 3)
+    assert found.speed.output_tok_per_s == pytest.approx(1.5) and found.speed.latencies["ttft"].p50 == pytest.approx(1.25)
+    assert found.by_class["chat"].requests == 1 and found.by_class["default"].failed == 1
+    assert found.kv_shares["free"] == pytest.approx(70) and sum(found.kv_shares.values()) == pytest.approx(100)
+    assert found.step_shares["forward"] == pytest.approx(1.0) and set(found.by_prompt_length) == {"65-128"}
+    with pytest.raises(ValueError, match="without a run"):
+        summarise([])
+
+
+def lines_of(text: str, start: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
+def test_the_table() -> None:
+    """Tokens stand before speeds; ratios with their intervals; claims at the end."""
+    text = markdown(twice_as_fast(claims=[claim(at_least=1.5)], summary="why"))
+    assert text.startswith("# Ablation: made\n\nwhy\n\n## s: 2 x random, input_len 100; 2 at once\n")
+    assert text.index("fast against base: fp32: 2/2 the same") < text.index("| tok/s") < text.index("noise floor")
+    assert "* base against the fp32 reference: fp32: 2/2 the same" in text
+    (fast,) = [line for line in lines_of(text, "| fast") if "part: a -> b" in line]
+    cells = [cell.strip() for cell in fast.strip("|").split("|")]
+    assert cells[:10] == ["fast", "part: a -> b", "3.0", "1.00", "500 ms", "500 ms", "750 ms", "750 ms", "1.00 s", "2.00 s"]
+    assert cells[10:] == ["2.0", "2", "0.0", "0 %", "0", "0"]
+    assert any("2.00x [1.9" in line and line.rstrip(" |").endswith("faster") for line in lines_of(text, "| fast"))
+    assert "| s: fast has at least 1.5x its parent's output tok/s | holds" in text
+    assert len({len(line) for line in lines_of(text, "| base")}) <= 4
+
+
+def test_no_speed_where_tokens_differ() -> None:
+    """The difference is shown, and of that cell no rate, no latency and no ratio."""
+    text = markdown(twice_as_fast(outputs={"fast": OTHER}))
+    assert "  DIFFERENT: seed 0, item 1, token 3: 6 instead of 5, logits 0.5 apart" in text
+    (fast,) = [line for line in lines_of(text, "| fast") if "part: a -> b" in line]
+    assert fast.count(" - ") == 8
+    assert any("its tokens are not the parent's" in line for line in lines_of(text, "| fast"))
+    assert not any("x [" in line for line in lines_of(text, "| fast"))
+
+
+def test_failures_and_broken_runs_are_listed() -> None:
+    """In the row, with their number and reason; runs that broke below."""
+    result = twice_as_fast()
+    result.runs["s", "fast", 0] = made_run(2.0, records=[record(0, 1.0, 1.5, 2.0), record(1)])
+    result.broken["s/fast/2"] = "RuntimeError: no"
+    text = markdown(result)
+    assert "1 of 6 (1 error)" in text and "## Runs that broke\n\n* s/fast/2: RuntimeError: no\n" in text
+
+
+def test_an_unfinished_result_has_a_table() -> None:
+    """Of what there is."""
+    result = twice_as_fast()
+    for key in [key for key in result.runs if key[1] != "base"]:
+        del result.runs[key]
+    result.outputs.clear()
+    text = markdown(result)
+    assert "* fast: not compared" in text and lines_of(text, "| base ")
+
+
+def test_a_table_lines_up() -> None:
+    """Also with a bar in a cell; without rows there is none."""
+    assert table(["a", "b"], [["x|y", "1"]]) == ["| a    | b |", "|------|---|", "| x\\|y | 1 |"]
+    assert table(["a"], []) == []
+
+
+def test_folders_that_are_no_result(tmp_path: Path) -> None:
+    """Missing, damaged, and of a later version."""
+    with pytest.raises(ResultError, match=r"is no result of octavo ablate: ablation\.json cannot be read"):
+        AblationResult.load(tmp_path)
+    twice_as_fast().save(tmp_path)
+    path = tmp_path / "ablation.json"
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps(written | {"schema_version": 2}))
+    with pytest.raises(ResultError, match="has schema version 2, this Octavo reads up to 1: update it"):
+        AblationResult.load(tmp_path)
+    path.write_text(json.dumps(written | {"spec": {}}))
+    with pytest.raises(ResultError, match="is damaged"):
+        AblationResult.load(tmp_path)

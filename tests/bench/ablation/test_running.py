@@ -1,0 +1,243 @@
+"""A whole ablation: what is run in which order, what is kept, and what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.bench.ablation import running
+from octavo.bench.ablation.engines import Engines
+from octavo.bench.ablation.result import AblationResult, run_folder
+from octavo.bench.ablation.running import run_ablation
+from octavo.bench.ablation.schedule import order
+from octavo.bench.ablation.spec import AblationSpec
+from octavo.bench.interrupts import RunInterrupted
+from octavo.core.errors import IncompatibleStackError, InvalidOptionsError, ResultError
+from tests.bench.ablation.small import LADDER, registry, small_spec
+
+SCENARIO = "lengths"
+
+
+@pytest.fixture(scope="module")
+def engines() -> Engines:
+    return Engines(registry(wrong=3.0))
+
+
+def run(engines: Engines, spec: AblationSpec, folder: Path, *, resume: bool = False) -> AblationResult:
+    return run_ablation(engines, spec, folder, resume=resume, told=lambda *told: None)
+
+
+def test_the_order() -> None:
+    """Each repeat begins with another cell, and every second one goes backwards."""
+    assert [order("abc", repeat) for repeat in range(4)] == [["a", "b", "c"], ["a", "c", "b"], ["c", "a", "b"], ["c", "b", "a"]]
+    assert {order("abcd", repeat)[0] for repeat in range(4)} == {"a", "c"}
+    assert all(sorted(order("abcd", repeat)) == list("abcd") for repeat in range(8))
+
+
+def test_an_ablation(engines: Engines, tmp_path: Path) -> None:
+    """Every cell and the baseline again, in every repeat, with equal work within it and other work in the next; all the same tokens."""
+    told: list[tuple[str, int, int]] = []
+    result = run_ablation(engines, small_spec(), tmp_path, told=lambda *one: told.append(one))
+    names = ["static", "continuous", "paged", "static (again)"]
+    assert set(result.runs) == {(SCENARIO, name, repeat) for name in names for repeat in range(2)}
+    digests = [{result.runs[SCENARIO, name, repeat].work.digest for name in names} for repeat in range(2)]
+    assert len(digests[0]) == len(digests[1]) == 1 and digests[0] != digests[1]
+    for run in result.runs.values():
+        assert len(run.records) == 6 and all(record.succeeded for record in run.records)
+        assert run.identity is not None and run.memory is not None and run.account.shares.total == pytest.approx(100)
+        assert run.steps[0].start >= 0
+    assert result.finished and result.tokens_agree and not result.broken
+    exact = {name: outputs.exact for name, outputs in result.outputs[SCENARIO].items()}
+    assert {name: (found.compared, found.equal) for name, found in exact.items() if found} == {
+        "static": (6, 6),  # against the reference, in the first repeat
+        "continuous": (12, 12),
+        "paged": (12, 12),
+        "static (again)": (12, 12),
+    }
+    assert told[-1][1:] == (48, 48) and {total for _, _, total in told} == {0, 48}
+    cells = {cell.name: cell for cell in result.cells[SCENARIO]}
+    assert cells["paged"].change == "allocator: contiguous -> paged" and cells["static (again)"].parent == "static"
+    assert {cell.pool_slots for cell in cells.values()} == {128}
+
+
+def test_what_is_kept_is_what_was_found(engines: Engines, tmp_path: Path) -> None:
+    """Loaded again, the folder says the same."""
+    result = run(engines, small_spec(compared=("output tok/s", "TTFT p99")), tmp_path)
+    again = AblationResult.load(tmp_path)
+    assert (again.spec, again.cells, again.outputs, again.finished) == (result.spec, result.cells, result.outputs, True)
+    assert again.comparisons(SCENARIO) == result.comparisons(SCENARIO) and len(again.comparisons(SCENARIO)) == 6
+    assert again.runs.keys() == result.runs.keys()
+
+
+def test_no_cache_is_left_by_the_run_before(engines: Engines, tmp_path: Path) -> None:
+    """Not by the warm-up either: the same prompts as in the repeat before are not found (fault 45)."""
+    cells = {"prefix": {"settings": {"scheduler": "continuous", "allocator": "prefix"}}}
+    workload = {"kind": "random", "count": 3, "input_len": 4, "prefix_len": 40, "output_len": 2}
+    given = small_spec(cells, scenarios={SCENARIO: {"workload": workload, "load": {"concurrency": 1}}})
+    result = run(engines, given, tmp_path)
+    for found in result.runs.values():
+        assert [record.num_cached_tokens for record in found.records] == [0, 32, 32]
+        assert found.account.prefix.hit_tokens == 64 and found.account.prefix.queried_tokens == 3 * 44
+
+
+def test_garbage_is_not_collected_meanwhile(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector is off while a run is timed, and on again."""
+    seen: list[bool] = []
+    real = running.drive
+
+    def watched(*args: Any, **named: Any) -> Any:
+        seen.append(gc.isenabled())
+        return real(*args, **named)
+
+    monkeypatch.setattr(running, "drive", watched)
+    run(engines, small_spec({"one": {}}, repeats=1, warmup=0), tmp_path)
+    assert seen == [False, False] and gc.isenabled()
+
+
+def test_other_tokens_end_it(engines: Engines, tmp_path: Path) -> None:
+    """After the first repeat; the wrong cell and those that stand on it have no ratio, the others do."""
+    cells = LADDER | {
+        "wrong": {"parent": "paged", "settings": {"kernel": {"plugin": "wrong"}}},
+        "on wrong": {"parent": "wrong", "settings": {"scheduler": {"plugin": "chunked"}}},
+    }
+    cells["static"] = cells["static"] | {"settings": {"kernel": "sdpa"}}
+    result = run(engines, small_spec(cells, repeats=3), tmp_path)
+    assert not result.finished and not result.tokens_agree
+    assert {repeat for _, _, repeat in result.runs} == {0}
+    exact = result.outputs[SCENARIO]["wrong"].exact
+    assert exact is not None and not exact.holds and all(not one.is_tie for one in exact.divergences)
+    problems = {one.cell: one.problem for one in result.comparisons(SCENARIO)}
+    assert problems["wrong"] == problems["on wrong"] == "its tokens are not the parent's"
+    assert problems["paged"] == problems["continuous"] == ""
+
+
+def test_a_wrong_baseline_is_seen(engines: Engines, tmp_path: Path) -> None:
+    """It has no parent, but the reference; cells that agree with it are no better."""
+    cells = {
+        "wrong": {"settings": {"kernel": {"plugin": "wrong"}, "scheduler": "continuous", "allocator": "paged"}},
+        "as wrong": {"parent": "wrong", "settings": {"scheduler": {"plugin": "chunked"}}},
+    }
+    result = run(engines, small_spec(cells, repeats=1), tmp_path)
+    assert not result.outputs[SCENARIO]["wrong"].hold and not result.holds(SCENARIO, "as wrong")
+
+
+class Interrupted:
+    """`drive` that is interrupted at its n-th call, or breaks in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException) -> None:
+        self.calls = 0
+        real = running.drive
+
+        def drive(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == call:
+                raise error
+            return real(*args, **named)
+
+        monkeypatch.setattr(running, "drive", drive)
+
+
+def test_ctrl_c_keeps_what_is_done_and_resuming_goes_on(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole runs are kept, the rest is run later, and nothing twice."""
+    with monkeypatch.context() as patch:
+        Interrupted(patch, 6, RunInterrupted([]))
+        result = run(engines, small_spec(warmup=0), tmp_path)
+    assert not result.finished and len(result.runs) == 5
+    before = {key: run.records for key, run in AblationResult.load(tmp_path).runs.items()}
+    with monkeypatch.context() as patch:
+        counted = Interrupted(patch, 0, RunInterrupted([]))
+        resumed = run(engines, result.spec, tmp_path, resume=True)
+        assert counted.calls == 3
+    assert resumed.finished and resumed.tokens_agree and len(resumed.runs) == 8
+    assert {key: resumed.runs[key].records for key in before} == before
+
+
+def test_what_is_resumed_goes_on_with_the_same(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other versions or another device would not be comparable."""
+    result = run(engines, small_spec({"one": {}}, repeats=1), tmp_path)
+    key = (SCENARIO, "one", 0)
+    header = run_folder(tmp_path, key) / "run.json"
+    header.write_text(header.read_text().replace('"threads": ', '"threads": 7'))
+    with pytest.raises(ResultError, match=r"was begun with something else, and cannot go on here: threads: 7\d+ then"):
+        run(engines, result.spec, tmp_path, resume=True)
+
+
+def test_a_run_that_breaks_is_listed(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go on; the pair of repeats that it belonged to is not compared."""
+    Interrupted(monkeypatch, 2, RuntimeError("the device is on fire"))
+    result = run(engines, small_spec(warmup=0), tmp_path)
+    assert result.broken == {f"{SCENARIO}/continuous/0": "RuntimeError: the device is on fire"}
+    assert result.finished and len(result.runs) == 7 and AblationResult.load(tmp_path).broken == result.broken
+    found = {one.cell: one.interval for one in result.comparisons(SCENARIO)}
+    assert found["continuous"] is not None and found["continuous"].low == 0.0  # one repeat is left
+    assert found["static (again)"] is not None and found["static (again)"].low > 0.0
+
+
+def test_cells_that_do_not_run_here(engines: Engines, tmp_path: Path) -> None:
+    """Optional ones are left out with the reason, and what stands on them; others end it before anything is measured."""
+    triton = {"parent": "paged", "settings": {"kernel": {"plugin": "naive"}, "engine": {"kv_dtype": "bfloat16"}}}
+    with pytest.raises(InvalidOptionsError, match="in 2 parts"):
+        run(engines, small_spec(LADDER | {"other": triton}), tmp_path)
+    other = {"parent": "paged", "settings": {"engine": {"kv_dtype": "bfloat16"}}}
+    with pytest.raises(IncompatibleStackError, match="This stack cannot run"):
+        run(engines, small_spec(LADDER | {"other": other}), tmp_path)
+    cells = LADDER | {
+        "other": other | {"optional": True},
+        "on other": {"parent": "other", "settings": {"allocator": {"block_size": 4}}},
+    }
+    result = run(engines, small_spec(cells, repeats=1), tmp_path)
+    reasons = {cell.name: cell.left_out for cell in result.cells[SCENARIO] if cell.left_out}
+    assert "keeps KV in the model's dtype" in reasons["other"] and reasons["on other"] == "its parent 'other' is left out"
+    assert result.finished and result.tokens_agree
+
+
+def test_pools_must_be_equal(engines: Engines, tmp_path: Path) -> None:
+    """In bytes, whatever the slots (fault 48)."""
+    cells = {"one": {"settings": {"allocator": "paged"}}, "half": {"parent": "one", "settings": {"engine": {"dtype": "bfloat16"}}}}
+    with pytest.raises(InvalidOptionsError, match=r"cells.half: its KV pool has \d+ bytes, that of 'one' \d+: pools must be equal"):
+        run(engines, small_spec(cells), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"compared": ("tok/s",)}, "compared: 'tok/s' is no measure"),
+        ({"scenarios": {"a": {"workload": {"kind": "randon"}}}}, "scenarios.a.workload: there is no workload 'randon'"),
+        ({"scenarios": {"a": {"workload": {"kind": "random", "length": 3}}}}, "scenarios.a.workload: random.length: Extra inputs"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(engines: Engines, tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
+    """In measures and workloads, as in everything else."""
+    with pytest.raises(InvalidOptionsError, match=expected):
+        run(engines, small_spec(**fields), tmp_path)
+
+
+def test_sixteen_bits(tmp_path: Path) -> None:
+    """A run in bf16 is compared in fp32, and its own tokens with the reference as the naive kernel's are."""
+    cells = {
+        "paged": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive"}},
+        "sdpa": {"parent": "paged", "settings": {"kernel": {"plugin": "sdpa"}}},
+    }
+    given = small_spec(cells, engine={"dtype": "bfloat16"}, repeats=1)
+    result = run(Engines(registry()), given, tmp_path)
+    for name in ("paged", "sdpa", "paged (again)"):
+        outputs = result.outputs[SCENARIO][name]
+        assert outputs.exact is not None and outputs.exact.holds and outputs.exact.compared == 6
+        assert outputs.lossy is not None and outputs.lossy.rounding.tokens > 10 and outputs.lossy.naive.tokens > 10
+        assert outputs.lossy.perplexity > 1 and outputs.lossy.answers == 6
+    again = result.outputs[SCENARIO]["paged (again)"].lossy
+    assert again is not None and again.holds and again.same_answers == 6 and again.perplexity == again.parent_perplexity
+
+
+def test_sixteen_bits_that_are_too_wrong(tmp_path: Path) -> None:
+    """A kernel that is right in fp32 only as far as its own noise, and farther off in bf16 than the naive one, has no speed."""
+    cells = {
+        "naive": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive"}},
+        "wrong": {"parent": "naive", "settings": {"kernel": {"plugin": "wrong"}}},
+    }
+    result = run(Engines(registry(wrong=3.0)), small_spec(cells, engine={"dtype": "bfloat16"}, repeats=1), tmp_path)
+    lossy = result.outputs[SCENARIO]["wrong"].lossy
+    assert lossy is not None and not lossy.holds and not result.tokens_agree

@@ -1,0 +1,158 @@
+"""Each check passes good runs of every stack, and fails a run in which one number was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from octavo.bench.runs import Run
+from octavo.bench.self_checks import CHECKS, a_a, a_a_of_runs, failed_checks
+from tests.bench.measured import measured, timed
+from tests.bench.pools import ALLOCATORS, SCHEDULERS
+from tests.matrix.stacks import stack_reports
+from tests.models import tiny
+
+TIMED_BY_THE_MACHINE = ("step parts cover the steps", "sent on time", "Little's law")
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_good_runs_pass(scheduler: str, allocator: str) -> None:
+    """All checks, through a pool that makes requests wait and preempts; the client is as late as a step is long."""
+    run = timed(allocator, scheduler)
+    assert [problem.check for problem in failed_checks(run)] in ([], ["sent on time"])
+    assert not failed_checks(replace_records(run, lambda record: replace(record, due=record.sent)))
+
+
+def test_good_runs_with_swapping_pass() -> None:
+    """What is swapped comes back and is not computed again."""
+    for options in ({"host": 100, "preemption": "swap", "slots": 36}, {"slots": 36}):
+        run = timed("paged", "continuous", **options)
+        assert sum(line.num_preempted for line in run.steps) > 0
+        assert any(line.num_recomputed for line in run.steps) == ("host" not in options)
+        assert [problem.check for problem in failed_checks(run)] in ([], ["sent on time"])
+
+
+STACKS = [report.stack for report in stack_reports(tiny("llama_gqa")) if report.runs and report.stack.model.name == "llama"]
+
+
+@pytest.mark.parametrize("stack", [s for s in STACKS if s.kernel.name == "sdpa"], ids=lambda s: f"{s.scheduler.name}-{s.allocator.name}")
+def test_real_runs_pass(stack: Any) -> None:
+    """All checks but those of which this machine's other work decides."""
+    assert [p for p in failed_checks(measured(stack)) if p.check not in TIMED_BY_THE_MACHINE] == []
+
+
+@cache
+def good() -> Run:
+    """Preempted, recomputed, with two prompts that share; sent on time."""
+    return replace_records(timed("paged", "chunked"), lambda record: replace(record, due=record.sent))
+
+
+def replace_records(run: Run, change: Callable[[Any], Any]) -> Run:
+    return replace(run, records=[change(record) for record in run.records])
+
+
+def one_record(run: Run, **changes: Any) -> Run:
+    return replace(run, records=[replace(run.records[0], **changes), *run.records[1:]])
+
+
+def one_step(run: Run, at: int = 3, **changes: Any) -> Run:
+    steps = list(run.steps)
+    steps[at] = replace(steps[at], **changes)
+    return replace(run, steps=steps)
+
+
+def usage(run: Run, at: int, name: str, **changes: int) -> Run:
+    return one_step(run, at, **{name: replace(getattr(run.steps[at], name), **changes)})
+
+
+def later(times: list[float]) -> list[float]:
+    return [times[0] + 0.5, *times[1:]]
+
+
+BROKEN: dict[str, tuple[str, Callable[[Run], Run], str]] = {
+    "a slot too many in a step": ("shares sum to 100", lambda r: usage(r, 3, "usage_running", free=999), "60 slots in the first step"),
+    "a negative share": ("shares sum to 100", lambda r: usage(r, 3, "usage_running", free=-5, external=65 - 60 + 60), "slots"),
+    "a slot held at the end": ("pool empty at the end", lambda r: usage(r, -1, "usage", held=4, free=56), "hold 4 slots"),
+    "a host slot held at the end": ("pool empty at the end", lambda r: usage(r, -1, "usage", host=4), "4 of host memory"),
+    "a block never given back": ("pool empty at the end", lambda r: one_step(r, -1, events=()), "were never given back"),
+    "a first token too early": (
+        "TTFT + gaps = end to end",
+        lambda r: one_record(r, sent=r.records[0].token_times[0] + 1, ended=r.records[0].ended + 9),
+        "before what it follows",
+    ),
+    "an end too late": ("TTFT + gaps = end to end", lambda r: one_record(r, ended=r.records[0].ended + 0.5), "from end to end"),
+    "tokens out of order": (
+        "TTFT + gaps = end to end",
+        lambda r: replace(r, records=[*r.records[:2], replace(r.records[2], token_times=r.records[2].token_times[::-1]), *r.records[3:]]),
+        "before what it follows",
+    ),
+    "requests that nobody saw wait": (
+        "Little's law",
+        lambda r: replace(r, steps=[replace(line, num_waiting=0) for line in r.steps]),
+        "requests waiting or running",
+    ),
+    "a part that is missing": (
+        "step parts cover the steps",
+        lambda r: replace(r, steps=[replace(line, seconds={"forward": 0.97 * line.seconds["forward"]}) for line in r.steps]),
+        "97.0% are accounted for",
+    ),
+    "a client that falls behind": ("sent on time", lambda r: replace_records(r, lambda x: replace(x, due=x.sent - 0.2)), "late (p99)"),
+    "a token that ran twice": (
+        "tokens planned = delivered + recomputed",
+        lambda r: one_step(r, num_tokens=r.steps[3].num_tokens + 1),
+        "steps ran",
+    ),
+    "a recomputed token uncounted": (
+        "tokens planned = delivered + recomputed",
+        lambda r: replace(r, steps=[replace(line, num_recomputed=0) for line in r.steps]),
+        "0 were computed again",
+    ),
+    "a request that was not asked for so long": (
+        "tokens planned = delivered + recomputed",
+        lambda r: one_record(r, num_prompt_tokens=r.records[0].num_prompt_tokens + 1),
+        "answers needed",
+    ),
+}
+
+
+def test_the_good_run_is_good_and_hard() -> None:
+    assert failed_checks(good()) == []
+    assert sum(line.num_preempted for line in good().steps) > 0 and sum(line.num_recomputed for line in good().steps) > 0
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_check_fails_where_one_number_is_changed(name: str) -> None:
+    """The check that is meant, and it says the figures."""
+    check, change, words = BROKEN[name]
+    problem = CHECKS[check](change(good()))
+    assert problem is not None and words in problem
+
+
+def test_every_check_can_fail() -> None:
+    """Of the table that contradicts itself see test_contradictions."""
+    assert {check for check, _, _ in BROKEN.values()} | {"the table agrees with itself"} == set(CHECKS)
+
+
+def test_a_run_without_steps_is_checked_as_far_as_it_goes() -> None:
+    """Over HTTP there is no step log; nothing to say is no problem."""
+    assert failed_checks(replace(good(), steps=[])) == []
+    assert failed_checks(Run(work=good().work, records=[])) == []
+
+
+def test_an_interrupted_run_may_hold_slots() -> None:
+    """And says so itself."""
+    assert CHECKS["pool empty at the end"](replace(usage(good(), -1, "usage", held=4), complete=False)) is None
+
+
+def test_the_same_stack_twice() -> None:
+    """Up to 3 % apart is noise that is small enough."""
+    assert a_a([1.0, 1.1, 0.9], [1.02, 1.12, 0.8]) is None
+    assert "+4.0%" in str(a_a([1.0], [1.04])) and "-4.0%" in str(a_a([1.0], [0.96]))
+    run = good()
+    slower = replace_records(run, lambda record: replace(record, ended=record.ended * 1.05))
+    assert a_a_of_runs(run, run) is None and "+5.0%" in str(a_a_of_runs(run, slower))

@@ -1,0 +1,302 @@
+"""`octavo bench`: each flag arrives, what is printed and kept, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from octavo.async_llm import AsyncLLM
+from octavo.bench import drive as driving
+from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.records import RequestRecord
+from octavo.bench.runs import Run
+from octavo.bench.workloads import WORKLOADS
+from octavo.cli import build_parser, main
+from octavo.cli.bench.workload_flags import arrivals_from, loop_lines, work_from
+from octavo.server.app import create_app
+from octavo.server.served import Served
+from octavo.server.settings import ServerSettings
+
+SMALL = ["--num-prompts", "5", "--random-input-len", "12", "--random-output-len", "3"]
+
+
+def parsed(*words: str) -> Any:
+    return build_parser("bench").parse_args(["bench", *words])
+
+
+def figures(table: str) -> dict[str, float]:
+    """Of the lines `name: number`."""
+    return {name: float(value) for name, value in re.findall(r"^([^:\n]+): +(\S+)$", table, flags=re.MULTILINE)}
+
+
+OPTIONS = [(w.name, name) for w in WORKLOADS.values() for name in w.options.model_fields if name != "path"]
+
+
+@pytest.mark.parametrize(("workload", "option"), OPTIONS)
+def test_each_option_of_a_workload_has_a_flag(workload: str, option: str) -> None:
+    """Named after both; what is given there arrives, and with another workload it is refused."""
+    field = WORKLOADS[workload].options.model_fields[option]
+    flag = f"--{workload}-{option.replace('_', '-')}"
+    value: Any = {bool: False, float: 0.5, int: 7}.get(type(field.default), 7)
+    if (workload, option) == ("near-limit", "context"):
+        value = 100
+    words = [flag.replace("--", "--no-", 1)] if value is False else [flag, str(value)]
+    args = parsed("serve", "--dataset-name", workload, "--num-prompts", "2", *words)
+    if WORKLOADS[workload].options.model_fields.keys() & {"path"}:
+        assert getattr(args, f"{workload} {option}") == value
+    else:
+        work = work_from(args, vocab_size=1000, encode=None, max_model_len=None)
+        assert work.made_from[option] == value
+    other = "random" if workload != "random" else "chat"
+    assert main(["bench", "serve", "--dataset-name", other, *words]) == 2
+
+
+def test_the_flags_of_vllm() -> None:
+    """B1's command line, and its seed."""
+    words = "--model M --dataset-name random --random-input-len 1024 --random-output-len 256 --request-rate 20 --num-prompts 2000 --seed 3"
+    args = parsed("serve", *words.split())
+    work = work_from(args, vocab_size=1000, encode=None, max_model_len=None, arrivals=arrivals_from(args))
+    assert len(work.items) == 2000 and work.seed == 3 and args.model == "M"
+    assert {(len(item.prompt), item.output_len) for item in work.items} == {(1024, 256)}
+    assert work.items[-1].at == pytest.approx(100, rel=0.1)
+    assert loop_lines(args) == [("Request rate configured (RPS)", "20.00")]
+
+
+def test_bursts() -> None:
+    """`--burstiness` is the gamma distribution's; `inf` is even."""
+    args = parsed("serve", "--request-rate", "2", "--burstiness", "inf", "--num-prompts", "3", "--random-input-len", "1")
+    work = work_from(args, vocab_size=1000, encode=None, max_model_len=None, arrivals=arrivals_from(args))
+    assert [item.at for item in work.items] == [0.0, 0.5, 1.0]
+
+
+def test_an_engine_in_this_process(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table on standard output, the forecast on standard error, and the run as a folder that can be read again."""
+    saving = ["--save-result", "--result-dir", str(tmp_path / "results"), "--result-filename", "one"]
+    flags = ["--request-rate", "500", "--percentile-metrics", "queue,ttft,e2el", "--metric-percentiles", "50,99", "--by-prompt-length"]
+    assert main(["bench", "serve", *engine_words, *SMALL, *flags, *saving]) == 0
+    out, err = capsys.readouterr()
+    found = figures(out)
+    assert out.startswith("============ Serving Benchmark Result ============\n")
+    assert (found["Successful requests"], found["Total input tokens"], found["Total generated tokens"]) == (5, 60, 15)
+    assert found["Request rate configured (RPS)"] == 500 and found["P50 TTFT (ms)"] == found["Median TTFT (ms)"] > 0
+    assert "Mean Queue (ms)" in found and "Mean TPOT (ms)" not in found
+    assert re.search(r"^1-16 +5 +0 ", out, flags=re.MULTILINE)
+    assert re.search(r"This will take about .*60 input and 15 output tokens need", err)
+    assert f"saved in {tmp_path / 'results' / 'one'}" in err
+    run = Run.load(tmp_path / "results" / "one")
+    assert run.complete and len(run.records) == 5 and run.steps and run.identity is not None
+    assert all(record.token_ids and record.sent == record.due for record in run.records)
+    kept = json.loads((tmp_path / "results" / "one" / "metrics.json").read_text())
+    assert kept["completed"] == 5 and kept["request_rate"] == 500 and kept["duration"] == pytest.approx(run.duration)
+
+
+def test_a_closed_loop_with_classes(engine_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--max-concurrency`, classes one by one, and what does not fit the context is said and cut; `--no-probe` says nothing of time."""
+    words = ["--dataset-name", "long-document", "--num-prompts", "6", "--long-document-every", "2", "--long-document-document-len", "300"]
+    words += ["--long-document-chat-output-len", "4", "--long-document-document-output-len", "2", "--max-concurrency", "2", "--no-probe"]
+    assert main(["bench", "serve", *engine_words, *words]) == 0
+    out, err = capsys.readouterr()
+    assert figures(out)["Maximum request concurrency"] == 2 and figures(out)["Successful requests"] == 6
+    assert [line.split()[:2] for line in out.splitlines()[-3:]] == [["class", "requests"], ["chat", "3"], ["document", "3"]]
+    assert "max_model_len is 128: 3 of 6 requests are cut to fit" in err and "This will take" not in err
+
+
+def test_failures_are_counted_and_named(engine_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Time-outs are in the table; where nothing was answered the status is 1."""
+    assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", "--timeout-s", "1e-6"]) == 1
+    out, _ = capsys.readouterr()
+    assert figures(out)["Failed requests"] == figures(out)["  timeout"] == 5 and "Mean E2EL (ms):                          nan" in out
+
+
+def test_ctrl_c_prints_and_keeps_what_is_done(
+    engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 130; the run says that it is not complete."""
+    real = driving.drive
+
+    def interrupted(*args: Any, **options: Any) -> list[RequestRecord]:
+        raise RunInterrupted(real(*args, **options)[:2])
+
+    monkeypatch.setattr(driving, "drive", interrupted)
+    saving = ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "part"]
+    assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving]) == 130
+    out, err = capsys.readouterr()
+    assert figures(out)["Successful requests"] == 2 and "interrupted: 2 of 2 requests sent have their answer" in err
+    assert not Run.load(tmp_path / "part").complete
+
+
+@pytest.fixture(scope="module")
+def served(chat_model: Path) -> Iterator[str]:
+    """The address of an Octavo server with the tiny model under the name of its folder; it wants the key `k`."""
+    up, url, stop = threading.Event(), [], []
+
+    async def serve() -> None:
+        llm = AsyncLLM(chat_model, device="cpu", dtype="float32", max_model_len=128, num_kv_slots=1024)
+        app = create_app(Served(llm, ServerSettings(api_key=("k",)), (str(chat_model),)))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        url.append(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
+        stop.append(lambda: setattr(server, "should_exit", True))
+        up.set()
+        await serving
+        await llm.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    assert up.wait(60)
+    yield url[0]
+    stop[0]()
+    thread.join(60)
+
+
+@pytest.mark.parametrize("loop", [["--request-rate", "200"], ["--max-concurrency", "3"]])
+def test_a_server(
+    served: str, chat_model: Path, engine_words: list[str], loop: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over HTTP the same requests have the same tokens as in this process."""
+    answers = []
+    for name, where in (("http", ["--base-url", f"{served}/v1", "--api-key", "k", "--model", str(chat_model)]), ("here", engine_words)):
+        words = [*where, *SMALL, *loop, "--save-result", "--result-dir", str(tmp_path), "--result-filename", name]
+        assert main(["bench", "serve", *words]) == 0
+        assert figures(capsys.readouterr().out)["Successful requests"] == 5
+        answers.append([record.token_ids for record in Run.load(tmp_path / name).records])
+    assert answers[0] == answers[1] and all(len(ids) == 3 for ids in answers[0])
+
+
+def test_a_servers_conversations(
+    served: str, chat_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turn after turn; host and port say the same as a URL, the key may come from the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    port = served.rpartition(":")[2]
+    words = ["--host", "127.0.0.1", "--port", port, "--tokenizer", str(chat_model), "--dataset-name", "chat", "--num-prompts", "4"]
+    words += ["--chat-turns", "2", "--chat-pause", "0", "--chat-system-len", "4", "--chat-input-len", "5", "--chat-output-len", "4"]
+    assert main(["bench", "serve", *words]) == 0
+    out, err = capsys.readouterr()
+    assert figures(out)["Successful requests"] == 4 and f"model {chat_model}" in err
+
+
+def test_a_server_that_refuses(served: str, chat_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a key, and where no such path is: status 1 and the server's own words."""
+    url = ["--base-url", served, "--model", str(chat_model), *SMALL]
+    assert main(["bench", "serve", *url]) == 1
+    assert "does not answer a short request: 401" in capsys.readouterr().err
+    assert main(["bench", "serve", *url, "--api-key", "k", "--endpoint", "/v1/nothing"]) == 1
+    assert "/v1/nothing does not answer a short request: 404" in capsys.readouterr().err
+
+
+def test_offline(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests and tokens a second, in vLLM's words, and as JSON."""
+    assert main(["bench", "offline", *engine_words, *SMALL, "--output-json", str(tmp_path / "o.json")]) == 0
+    out, err = capsys.readouterr()
+    assert re.match(r"Throughput: \d+\.\d\d requests/s, \d+\.\d\d total tokens/s, \d+\.\d\d output tokens/s\n", out)
+    assert figures(out) == {"Total num prompt tokens": 60, "Total num output tokens": 15} and "This will take about" in err
+    kept = json.loads((tmp_path / "o.json").read_text())
+    assert kept["total_num_tokens"] == 75 and kept["tokens_per_second"] == pytest.approx(75 / kept["elapsed_time"])
+    assert main(["bench", "offline", *engine_words, "--dataset-name", "chat", "--num-prompts", "4", "--no-probe"]) == 2
+    assert "measure it with `octavo bench serve`" in capsys.readouterr().err
+
+
+def test_latency(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of so many batches, those for warming up not counted; the time to come is said after the first."""
+    words = ["--input-len", "6", "--output-len", "3", "--batch-size", "2", "--num-iters", "4", "--num-iters-warmup", "1"]
+    assert main(["bench", "latency", *engine_words, *words, "--seed", "1", "--output-json", str(tmp_path / "l.json")]) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"Avg latency: \d+\.\d{4} seconds\n(\d+% percentile latency: \d+\.\d{4} seconds\n){6}", out)
+    assert "the first of 5 batches took" in err
+    kept = json.loads((tmp_path / "l.json").read_text())
+    assert len(kept["latencies"]) == 4 and kept["avg_latency"] == pytest.approx(sum(kept["latencies"]) / 4)
+    assert main(["bench", "latency", *engine_words, "--input-len", "126", "--output-len", "8", "--num-iters", "1"]) == 1
+    assert "request 0 of the batch has no answer: 126 prompt tokens + max_tokens 8" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_startup(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stages of a fresh process, one after the other."""
+    assert main(["bench", "startup", *engine_words, "--num-iters", "1", "--output-json", str(tmp_path / "s.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    stages = ["model found", "weights loaded", "engine ready", "first token"]
+    assert [line[:40].strip() for line in lines[1:]] == stages
+    medians = [float(line.split()[-3]) for line in lines[1:]]
+    assert medians == sorted(medians) and medians[0] > 0
+    assert list(json.loads((tmp_path / "s.json").read_text())["seconds"]) == [
+        "model found",
+        "weights loaded",
+        "engine ready",
+        "first token",
+    ]
+
+
+@pytest.mark.slow
+def test_a_start_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the process said is shown."""
+    assert main(["bench", "startup", "--model", "./nowhere", "--num-iters", "1"]) == 1
+    assert "made no token" in (err := capsys.readouterr().err) and "there is no file or folder nowhere" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--request-rate", "1", "--max-concurrency", "2"], "are two experiments, an open and a closed loop: give one of them"),
+        (["serve", "--request-rate", "0"], "a request rate must be above 0, not 0.0"),
+        (["serve", "--burstiness", "2"], "--burstiness is of arrivals at a rate: give --request-rate too"),
+        (["serve", "--max-concurrency", "0"], "--max-concurrency must be at least 1, not 0"),
+        (["serve", "--num-prompts", "0"], "--num-prompts must be at least 1, not 0"),
+        (["serve", "--dataset-name", "radom"], "there is no workload 'radom' (did you mean random?)"),
+        (["serve", "--chat-turns", "2"], "--chat-turns is of the workload 'chat', this run's is 'random'"),
+        (["serve", "--random-input-len", "0"], "random.input_len: Input should be greater than or equal to 1"),
+        (["serve", "--dataset-path", "x"], "--dataset-path is of the workloads sharegpt and trace, not of 'random'"),
+        (["serve", "--dataset-name", "trace"], "the workload 'trace' reads a file: name it with --dataset-path"),
+        (["serve", "--dataset-name", "trace", "--dataset-path", "nowhere"], "--dataset-path nowhere: there is no such file"),
+        (["serve", "--percentile-metrics", "ttft,speed"], "--percentile-metrics: there is no 'speed'; there are: queue, ttft"),
+        (["serve", "--metric-percentiles", "99,101"], "'99,101' is not numbers from 0 to 100"),
+        (["serve", "--metric-percentiles", "x"], "'x' is not numbers from 0 to 100"),
+        (["serve", "--timeout-s", "0"], "--timeout-s must be above 0, not 0"),
+        (["serve", "--base-url", "http://x", "--port", "1"], "--base-url says the address; leave --host and --port out"),
+        (["serve", "--endpoint", "/x"], "--endpoint is of a server: give its --base-url too"),
+        (["serve", "--base-url", "http://127.0.0.1:1", "--preset", "chat"], "--preset is of an engine in this process"),
+        (["serve", "--result-dir", "x"], "--result-dir says where a result goes: give --save-result too"),
+        (["serve", "--save-result", "--result-dir", "/dev/null/x"], "--result-dir /dev/null/x cannot be made: Not a directory"),
+        (["latency", "--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+        (["startup", "--num-iters", "0"], "--num-iters must be at least 1, not 0"),
+        (["offline", "--num-prompts", "-1"], "--num-prompts must be at least 1, not -1"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, before a model is loaded."""
+    assert main(["bench", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line."""
+    assert main(["bench", "serve", "--base-url", "http://127.0.0.1:9", *SMALL]) == 1
+    assert "octavo: no server answers at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """All kinds of help, and flags that are wrong, are answered before torch or numpy is loaded."""
+    code = (
+        "import sys\nfrom octavo.cli import main\n"
+        "for words in (['--help'], ['serve', '--help'], ['offline', '--help'], ['latency', '--help'], ['startup', '--help'],\n"
+        "              ['serve', '--burstiness', '1']):\n"
+        "    try: main(['bench', *words])\n"
+        "    except SystemExit: pass\n"
+        "try: main(['trace', 'anonymise', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit(f\"{ {'torch', 'numpy', 'transformers', 'triton'} & sys.modules.keys() or 'light'}\")"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.splitlines()[-1] == "light"
