@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 OCTAVO_STRESS_RUNS ?= 20000
 OCTAVO_SOAK_REQUESTS ?= 10000
+OCTAVO_FUZZ_CASES ?= 10000
 
 # Pip shows its progress bars to people and is silent in logs.
 PIP_INSTALL := [ -t 1 ] || export PIP_QUIET=2; $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -21,7 +22,7 @@ TYPINGS := .typings/octavo
 # What the native library is built from: installed again when one changes.
 NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress soak sanitize check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak sanitize fuzz check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -68,13 +69,17 @@ docs: $(VENV)/.dev  ## write the reference pages that come from the code
 bench: $(VENV)/.installed  ## measure on this machine
 	$(BIN)/python -m octavo.bench.command_start
 	$(BIN)/python -m octavo.bench.host_overhead
+	$(BIN)/python -m octavo.bench.attention
 
 sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and UndefinedBehaviorSanitizer
 	@OCTAVO_NATIVE_FLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
-	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py
+	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/kernels/test_cpu_paged.py
+
+fuzz: $(VENV)/.dev  ## OCTAVO_FUZZ_CASES random cases of the native attention against the reference
+	OCTAVO_FUZZ_CASES=$(OCTAVO_FUZZ_CASES) $(PYTEST) tests/plugins/kernels/test_cpu_paged.py -k at_random
 
 clean:           ## remove all that make made
 	rm -rf .venv .venv-ci .typings build dist src/octavo.egg-info *.egg-info core/native/*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -168,8 +168,10 @@ def main(argv: Seq[str] | None = None) -> int:
     except ConfigError as error:
         parser.error(str(error))
     first = args.kernels[0]
-    print(f"ms of {args.layers} layers in {args.dtype}, {args.heads} heads over {args.kv_heads} of {args.head_size}, "
-          f"{torch.get_num_threads()} threads")
+    print(
+        f"ms of {args.layers} layers in {args.dtype}, {args.heads} heads over {args.kv_heads} of {args.head_size}, "
+        f"{torch.get_num_threads()} threads"
+    )
     columns = ["case", *args.kernels, *(f"{name} : {first}" for name in args.kernels[1:]), f"{first} GB/s"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for text in tqdm(args.case, unit="case", disable=None):

@@ -38,11 +38,11 @@ OCTAVO_INLINE vf dots(const typename Line<T>::Operand* q, const T* k, const int6
         const T* row = k + rows[i];
         vf sum = {};
         if (lines) {
-            OCTAVO_UNROLL for (int l = 0; l < lines; l++) sum = L::multiply(L::read(row + l * L::size), load_bits<vf>(q + l * L::size), sum);
+            OCTAVO_UNROLL for (int l = 0; l < lines; l++) sum = L::multiply(load_bits<vf>(q + l * L::size), L::read(row + l * L::size), sum);
         } else {
             int64_t whole = size / L::size;
-            for (int64_t l = 0; l < whole; l++) sum = L::multiply(L::read(row + l * L::size), load_bits<vf>(q + l * L::size), sum);
-            if (size % L::size) sum = L::multiply(L::read_first(row + whole * L::size, size % L::size), load_bits<vf>(q + whole * L::size), sum);
+            for (int64_t l = 0; l < whole; l++) sum = L::multiply(load_bits<vf>(q + l * L::size), L::read(row + l * L::size), sum);
+            if (size % L::size) sum = L::multiply(load_bits<vf>(q + whole * L::size), L::read_first(row + whole * L::size, size % L::size), sum);
         }
         products[i] = sum;
     }

@@ -85,7 +85,10 @@ class Step(ctypes.Structure):
 class Item(ctypes.Structure):
     """`struct AttentionItem`: only its size is of interest here."""
 
-    _fields_ = (*((name, c_int32) for name in ("row", "token", "tokens", "position", "kv_head", "part", "first", "stop")), ("record", c_int64))
+    _fields_ = (
+        *((name, c_int32) for name in ("row", "token", "tokens", "position", "kv_head", "part", "first", "stop")),
+        ("record", c_int64),
+    )
 
 
 class Merge(ctypes.Structure):
