@@ -12,11 +12,13 @@ from itertools import pairwise
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.bench.contradictions import PERCENTILES, SECTIONS, contradiction
 from octavo.bench.metrics import measure
 from octavo.bench.runs import Run
 from octavo.bench.serving_table import as_json
+from octavo.bench.step_log import StepLine
 
 LITTLE = 0.02  # how far the mean number in the system may lie from arrival rate x mean time
 COVERED = 0.98  # of a step's wall time
@@ -105,7 +107,7 @@ def littles_law(run: Run) -> str | None:
         return None
     start, end = min(record.sent for record in inside), max(record.ended for record in inside)
     by_requests = sum(record.ended - record.sent for record in inside) / (end - start)
-    by_steps = _mean_in_system(run, start, end)
+    by_steps = _mean_in_system(run.steps, np.sort([record.sent for record in inside]), end)
     if abs(by_steps / by_requests - 1) > LITTLE:
         return (
             f"the steps saw {by_steps:.3f} requests waiting or running on average; {len(inside)} requests in {end - start:.3f} s that took "
@@ -114,14 +116,14 @@ def littles_law(run: Run) -> str | None:
     return None
 
 
-def _mean_in_system(run: Run, start: float, end: float) -> float:
+def _mean_in_system(steps: Sequence[StepLine], sent: npt.NDArray[np.float64], end: float) -> float:
     """Waiting and running, over time. A step's counts are those when it was over, and whoever leaves does so then.
 
     The engine takes who comes between two steps; who comes during a step is not in its count yet.
     """
-    sent = np.sort([record.sent for record in run.records if record.finish_reason != "refused"])
+    start = float(sent[0])
     total, before, since = 0.0, 0.0, start
-    for line in run.steps:
+    for line in steps:
         stop = min(line.end, end)
         first, last = np.searchsorted(sent, (since, stop))
         if stop > since:

@@ -18,14 +18,17 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from octavo.bench.ablation.agreement import Outputs
+from octavo.bench.ablation.breakdown import Breakdown
 from octavo.bench.ablation.measures import Measure, find_measure
 from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.intervals import Interval, Verdict, ratio_interval, verdict
 from octavo.bench.runs import Run, is_complete
+from octavo.bench.self_checks import a_a, failed_checks
 from octavo.core.errors import ResultError
 
 SCHEMA_VERSION = 1
 FILE = "ablation.json"
+CHECKS_OF_TIME = ("step parts cover the steps", "sent on time", "Little's law")  # steps of a few ms, or a busy machine, can fail them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,7 @@ class AblationResult:
     cells: dict[str, list[CellInfo]] = field(default_factory=dict)  # by scenario, parents first, the noise floor last
     runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)
     outputs: dict[str, dict[str, Outputs]] = field(default_factory=dict)  # by scenario and cell
+    breakdowns: dict[str, dict[str, Breakdown]] = field(default_factory=dict)  # by scenario and cell
     broken: dict[str, str] = field(default_factory=dict)  # "scenario/cell/repeat": why that run ended
     finished: bool = False
 
@@ -91,6 +95,24 @@ class AblationResult:
     def tokens_agree(self) -> bool:
         """No cell gave other tokens than its parent, as far as they were compared."""
         return all(outputs.hold for cells in self.outputs.values() for outputs in cells.values())
+
+    def failed_checks(self, *, of_time: bool) -> dict[str, list[str]]:
+        """By "scenario/cell/repeat", what does not hold in that run. Those `of_time` may be the machine's doing, others never are."""
+        found: dict[str, list[str]] = {}
+        for key, run in sorted(self.runs.items()):
+            for one in failed_checks(run):
+                if (one.check in CHECKS_OF_TIME) is of_time:
+                    found.setdefault("/".join(map(str, key)), []).append(f"{one.check}: {one.text}")
+        return found
+
+    def unsteady(self, scenario: str) -> str | None:
+        """By how much the baseline differs from itself, in the main measure, if by more than 3 %."""
+        again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)
+        if again is None or again.parent is None:
+            return None
+        measure = find_measure(self.spec.compared[0])
+        one, other = (list(self.values(scenario, name, measure).values()) for name in (again.parent, again.name))
+        return a_a(one, other, what=measure.name) if one and other else None
 
     def comparisons(self, scenario: str, *, measures: Sequence[str] | None = None) -> list[Comparison]:
         """Every cell that has a parent, in these measures (default: the specification's); the noise floor's own is the last."""
@@ -144,6 +166,7 @@ class AblationResult:
             "spec": self.spec.model_dump(mode="json"),
             "cells": _CELLS.dump_python(self.cells, mode="json"),
             "outputs": _OUTPUTS.dump_python(self.outputs, mode="json"),
+            "breakdowns": _BREAKDOWNS.dump_python(self.breakdowns, mode="json"),
             "broken": self.broken,
             "finished": self.finished,
         }
@@ -166,6 +189,7 @@ class AblationResult:
             spec=AblationSpec.model_validate(content["spec"]),
             cells=_CELLS.validate_python(content["cells"]),
             outputs=_OUTPUTS.validate_python(content["outputs"]),
+            breakdowns=_BREAKDOWNS.validate_python(content["breakdowns"]),
             broken=dict(content["broken"]),
             finished=bool(content["finished"]),
         )
@@ -179,6 +203,7 @@ class AblationResult:
 
 _CELLS = TypeAdapter(dict[str, list[CellInfo]])
 _OUTPUTS = TypeAdapter(dict[str, dict[str, Outputs]])
+_BREAKDOWNS = TypeAdapter(dict[str, dict[str, Breakdown]])
 
 
 def run_folder(folder: str | Path, key: tuple[str, str, int]) -> Path:

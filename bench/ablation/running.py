@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from octavo.bench.ablation.breakdown import break_down
 from octavo.bench.ablation.cells import Cell
 from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.measures import find_measure
 from octavo.bench.ablation.preparation import prepare
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.ablation.schedule import order
-from octavo.bench.ablation.spec import AblationSpec
+from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.ablation.verification import Verifier
 from octavo.bench.ablation.works import scenario_work
 from octavo.bench.drive import drive
@@ -106,7 +107,23 @@ class _Ablation:
                 self.result.save(self.folder)
             if not self.result.tokens_agree:
                 return False
+        for scenario, cells in self.cells.items():
+            for cell in cells:
+                self._break_down(scenario, cell)
         return True
+
+    def _break_down(self, scenario: str, cell: Cell) -> None:
+        """One more run of each cell, with timers, which is not among those that are compared."""
+        runs, known = self.result.of(scenario, cell.name), self.result.breakdowns.setdefault(scenario, {})
+        if cell.name in known or cell.name.endswith(AGAIN) or not runs:
+            return
+        self.told(f"{scenario}: the parts of {cell.name}'s steps", self.over, self.total)
+        load = self.spec.scenarios[scenario].load
+        try:
+            known[cell.name] = break_down(self.engines, cell.config, self._work(scenario, 0), concurrency=load.concurrency, runs=runs)
+        except Exception as error:
+            self.result.broken[f"{scenario}/{cell.name}/parts"] = f"{type(error).__name__}: {error}"
+        self.result.save(self.folder)
 
     # -------------------------------------------------------------------- one run
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from octavo.bench.ablation.breakdown import Breakdown
 from octavo.bench.ablation.claims import headline, judge
 from octavo.bench.ablation.result import AblationResult, CellInfo, Comparison
 from octavo.bench.ablation.spec import AGAIN
@@ -22,11 +23,18 @@ def markdown(result: AblationResult) -> str:
     spec = result.spec
     lines = [f"# Ablation: {spec.name}", ""]
     lines += [spec.summary, ""] if spec.summary else []
+    lines += _device(result)
     for scenario in result.cells:
         lines += [*_scenario(result, scenario), ""]
     if spec.claims:
         rows = [[headline(one.claim), one.outcome, one.found] for one in judge(result)]
         lines += ["## What must hold", "", *table(["claim", "outcome", "found"], rows), ""]
+    doubts = [f"* {scenario}: {text}" for scenario in result.cells if (text := result.unsteady(scenario))]
+    for of_time in (True, False):
+        failed = result.failed_checks(of_time=of_time)
+        doubts += [f"* {where}: {problem}" for where, problems in failed.items() for problem in problems]
+    if doubts:
+        lines += ["## Self-checks that failed", "", *doubts, ""]
     if result.broken:
         lines += ["## Runs that broke", "", *(f"* {where}: {reason}" for where, reason in result.broken.items()), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -45,7 +53,8 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     lines += [*table(FIGURES, [_figures(result, scenario, cell, figures[cell.name]) for cell in cells if cell.name in figures]), ""]
     lines += [*table(RATIOS, [_ratio(one) for one in result.comparisons(scenario)]), ""]
     lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
-    lines += [*table(PARTS, [_parts(cell, figures[cell.name]) for cell in cells if cell.name in figures])]
+    known = result.breakdowns.get(scenario, {})
+    lines += table(PARTS, [_parts(cell, figures[cell.name], known.get(cell.name)) for cell in cells if cell.name in figures])
     lines += _groups(result, scenario, figures)
     return lines
 
@@ -136,12 +145,36 @@ def _kv(cell: CellInfo, found: CellSummary, result: AblationResult, scenario: st
     return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", peak]
 
 
-PARTS = ["cell", "steps", "schedule", "inputs", "forward", "sample", "apply", "gaps with a prefill"]
+TIMED = ["schedule", "inputs", "forward", "sample", "apply"]
+PARTS = (
+    ["cell", "steps", *TIMED, "of forward: attention", "linear", "rest", "of the roofline: decode", "prompts", "gaps with a prefill"]
+)  # fmt: skip
 
 
-def _parts(cell: CellInfo, found: CellSummary) -> list[str]:
-    shares = [f"{100 * found.step_shares.get(name, 0.0):.1f} %" for name in PARTS[2:7]]
-    return [cell.name, f"{found.steps:.0f}", *shares, f"{100 * found.gaps_with_prefill:.1f} %"]
+def _parts(cell: CellInfo, found: CellSummary, breakdown: Breakdown | None) -> list[str]:
+    shares = [f"{100 * found.step_shares.get(name, 0.0):.1f} %" for name in TIMED]
+    forward, reached = [UNKNOWN] * 3, [UNKNOWN] * 2
+    if breakdown is not None and breakdown.forward.forward:
+        parts = breakdown.forward
+        forward = [f"{100 * one / parts.forward:.1f} %" for one in (parts.attention, parts.linear, parts.rest)]
+        forward[1] = forward[1] if breakdown.knows_linears else UNKNOWN
+        kinds = breakdown.roofline
+        reached = [f"{100 * kinds[kind].share:.0f} %" if kind in kinds else UNKNOWN for kind in ("decode", "prompts")]
+    return [cell.name, f"{found.steps:.0f}", *shares, *forward, *reached, f"{100 * found.gaps_with_prefill:.1f} %"]
+
+
+def _device(result: AblationResult) -> list[str]:
+    """With what it was measured."""
+    identity = next((run.identity for run in result.runs.values() if run.identity is not None), None)
+    if identity is None:
+        return []
+    versions = ", ".join(f"{name} {version}" for name, version in identity.versions.items() if version)
+    where = identity.cpu if identity.device == "cpu" else f"{identity.device} ({identity.driver})"
+    return [
+        f"{identity.model} ({identity.model_revision}) in {identity.dtype} on {where}, {identity.threads} of {identity.cores} cores. "
+        f"{versions}. {result.spec.repeats} repeats.",
+        "",
+    ]
 
 
 def _groups(result: AblationResult, scenario: str, figures: dict[str, CellSummary]) -> list[str]:

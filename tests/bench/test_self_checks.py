@@ -149,6 +149,16 @@ def test_an_interrupted_run_may_hold_slots() -> None:
     assert CHECKS["pool empty at the end"](replace(usage(good(), -1, "usage", held=4), complete=False)) is None
 
 
+def test_requests_that_never_came_are_in_no_queue() -> None:
+    """Later turns of a conversation that broke off, and refused requests: nobody saw them wait."""
+    run = good()
+    ghosts = [
+        replace(run.records[0], index=90 + n, due=n, sent=n, ended=n, token_times=[], finish_reason=reason, first_scheduled=None)
+        for n, reason in enumerate(["", "", "refused", "refused"])
+    ]
+    assert failed_checks(replace(run, records=[*run.records, *ghosts])) == []
+
+
 def test_the_same_stack_twice() -> None:
     """Up to 3 % apart is noise that is small enough."""
     assert a_a([1.0, 1.1, 0.9], [1.02, 1.12, 0.8]) is None

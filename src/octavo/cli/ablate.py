@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table. Returns 1 where tokens differ or a run broke, 130 after Ctrl-C."""
+    """Print the table. Returns 1 where tokens differ, a run broke or contradicts itself, 130 after Ctrl-C."""
     if args.show:
         return _print(_load(args.show))
     spec, folder = _what(args)
@@ -121,4 +121,4 @@ def _print(result: AblationResult, *, keep: Path | None = None) -> int:
     if keep is not None:
         (keep / "table.md").write_text(text, encoding="utf-8")
     print(text, end="")
-    return 0 if result.tokens_agree and not result.broken else 1
+    return 0 if result.tokens_agree and not result.broken and not result.failed_checks(of_time=False) else 1

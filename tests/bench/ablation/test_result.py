@@ -165,6 +165,19 @@ def test_failures_and_broken_runs_are_listed() -> None:
     assert "1 of 6 (1 error)" in text and "## Runs that broke\n\n* s/fast/2: RuntimeError: no\n" in text
 
 
+def test_runs_that_contradict_themselves() -> None:
+    """A pool that is not empty at the end, as in these made-up runs, is one matter; the clock is another."""
+    result = twice_as_fast()
+    structural, of_time = result.failed_checks(of_time=False), result.failed_checks(of_time=True)
+    assert any("pool empty at the end" in problem for problem in structural["s/fast/0"])
+    assert not any("pool" in problem for problems in of_time.values() for problem in problems)
+    text = markdown(result)
+    assert "## Self-checks that failed" in text and "* s/fast/0: pool empty at the end: " in text
+    assert result.unsteady("s") is None
+    shaky = made({"base": BASE, AGAIN: FAST}, parents=PARENTS)
+    assert str(shaky.unsteady("s")).startswith("the same stack measured twice differs by +100.0% in output tok/s")
+
+
 def test_an_unfinished_result_has_a_table() -> None:
     """Of what there is."""
     result = twice_as_fast()

@@ -57,6 +57,11 @@ def test_an_ablation(engines: Engines, tmp_path: Path) -> None:
         "paged": (12, 12),
         "static (again)": (12, 12),
     }
+    assert set(result.breakdowns[SCENARIO]) == {"static", "continuous", "paged"} and len(result.runs) == 8
+    for breakdown in result.breakdowns[SCENARIO].values():
+        assert breakdown.knows_linears and min(breakdown.forward.attention, breakdown.forward.linear, breakdown.forward.rest) > 0
+        assert set(breakdown.roofline) == {"decode", "prompts"} and 0 < breakdown.roofline["decode"].share < 1
+    assert result.failed_checks(of_time=False) == {}
     assert told[-1][1:] == (48, 48) and {total for _, _, total in told} == {0, 48}
     cells = {cell.name: cell for cell in result.cells[SCENARIO]}
     assert cells["paged"].change == "allocator: contiguous -> paged" and cells["static (again)"].parent == "static"
@@ -68,6 +73,7 @@ def test_what_is_kept_is_what_was_found(engines: Engines, tmp_path: Path) -> Non
     result = run(engines, small_spec(compared=("output tok/s", "TTFT p99")), tmp_path)
     again = AblationResult.load(tmp_path)
     assert (again.spec, again.cells, again.outputs, again.finished) == (result.spec, result.cells, result.outputs, True)
+    assert again.breakdowns == result.breakdowns
     assert again.comparisons(SCENARIO) == result.comparisons(SCENARIO) and len(again.comparisons(SCENARIO)) == 6
     assert again.runs.keys() == result.runs.keys()
 
@@ -143,7 +149,7 @@ class Interrupted:
 def test_ctrl_c_keeps_what_is_done_and_resuming_goes_on(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole runs are kept, the rest is run later, and nothing twice."""
     with monkeypatch.context() as patch:
-        Interrupted(patch, 6, RunInterrupted([]))
+        Interrupted(patch, 6, RunInterrupted([]))  # each run is one call: nothing is warmed up
         result = run(engines, small_spec(warmup=0), tmp_path)
     assert not result.finished and len(result.runs) == 5
     before = {key: run.records for key, run in AblationResult.load(tmp_path).runs.items()}
@@ -241,3 +247,14 @@ def test_sixteen_bits_that_are_too_wrong(tmp_path: Path) -> None:
     result = run(Engines(registry(wrong=3.0)), small_spec(cells, engine={"dtype": "bfloat16"}, repeats=1), tmp_path)
     lossy = result.outputs[SCENARIO]["wrong"].lossy
     assert lossy is not None and not lossy.holds and not result.tokens_agree
+
+
+def test_parts_that_cannot_be_told_are_no_failure_of_the_rest(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run with timers breaks: it is listed, and the ratios stay."""
+
+    def broken(*args: Any, **named: Any) -> Any:
+        raise TypeError("no model")
+
+    monkeypatch.setattr(running, "break_down", broken)
+    result = run(engines, small_spec({"one": {}}, repeats=1), tmp_path)
+    assert result.broken == {f"{SCENARIO}/one/parts": "TypeError: no model"} and result.finished and len(result.runs) == 2
