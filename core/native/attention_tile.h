@@ -24,6 +24,7 @@ struct TileSpace {
     float *k, *v;                        // words [k_size / depth, TILE_KEYS], [TILE_KEYS / depth, sum_stride]
     float *scores, *sums;                // [PRODUCT_ROWS, TILE_KEYS], [rows, sum_stride]
     float *highest, *total;              // [rows]
+    int64_t* positions;                  // [rows]
     TileSpace(const AttentionLayer& layer, Carver& carver) : q_stride(padded<T>(layer.k_size)), sum_stride(padded<T>(layer.v_size)) {
         rows = ceil_div(tile_tokens(layer) * layer.group(), PRODUCT_ROWS) * PRODUCT_ROWS;
         q = carver.take<Operand>(rows * q_stride);
@@ -34,6 +35,7 @@ struct TileSpace {
         sums = carver.take<float>(rows * sum_stride);
         highest = carver.take<float>(rows);
         total = carver.take<float>(rows);
+        positions = carver.take<int64_t>(rows);
     }
 };
 
@@ -161,6 +163,7 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
         for (int64_t g = 0; g < group; g++, r++) {
             to_operands(in.q + (item.token + t) * in.q_token_stride + (head + g) * in.q_head_stride, layer.k_size, space.q + r * space.q_stride);
             begin(layer, head + g, item.part, space.highest[r], space.total[r]);
+            space.positions[r] = item.position + t;
         }
     memset(space.sums, 0, space.rows * space.sum_stride * sizeof(float));
     memset(space.weights, 0, PRODUCT_ROWS * TILE_KEYS * sizeof(*space.weights));
@@ -173,7 +176,7 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
             int64_t live = min(PRODUCT_ROWS, rows - row);
             Seen seen[PRODUCT_ROWS];
             for (int64_t i = 0; i < live; i++) {
-                int64_t position = item.position + (row + i) / group;
+                int64_t position = space.positions[row + i];
                 seen[i] = {layer.window ? position - layer.window + 1 - key : 0, min(n, position + 1 - key)};
             }
             attend_rows(layer, space, row, live, seen);
