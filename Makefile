@@ -12,6 +12,7 @@ JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS
 OCTAVO_STRESS_RUNS ?= 20000
 OCTAVO_SOAK_REQUESTS ?= 10000
 OCTAVO_FUZZ_CASES ?= 10000
+OCTAVO_BASELINE ?= $(lastword $(sort $(wildcard docs/benchmarks/baseline/*.json)))
 
 # Pip shows its progress bars to people and is silent in logs.
 PIP_INSTALL := [ -t 1 ] || export PIP_QUIET=2; $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -22,7 +23,7 @@ TYPINGS := .typings/octavo
 # What the native library is built from: installed again when one changes.
 NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress soak sanitize fuzz check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression sanitize fuzz check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -70,6 +71,11 @@ bench: $(VENV)/.installed  ## measure on this machine
 	$(BIN)/python -m octavo.bench.command_start
 	$(BIN)/python -m octavo.bench.host_overhead
 	$(BIN)/python -m octavo.bench.attention
+
+regression: $(VENV)/.installed  ## measure the short set, and compare it with the one kept in OCTAVO_BASELINE
+	rm -rf build/regression
+	$(BIN)/octavo ablate regression --out build/regression
+	$(BIN)/octavo bench compare $(OCTAVO_BASELINE) build/regression
 
 sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and UndefinedBehaviorSanitizer
 	@OCTAVO_NATIVE_FLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \

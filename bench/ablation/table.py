@@ -6,7 +6,7 @@ Must not know: engines, files.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.bench.ablation.breakdown import Breakdown
 from octavo.bench.ablation.claims import headline, judge
@@ -18,14 +18,18 @@ UNKNOWN = "-"
 GIB = 1 << 30
 
 
-def markdown(result: AblationResult) -> str:
-    """All of it: per scenario what was run, the tokens, figures, ratios; then claims, and what broke."""
+def markdown(result: AblationResult, *, notes: Sequence[str] = (), figures: Mapping[str, Sequence[str]] | None = None) -> str:
+    """All of it: per scenario what was run, the tokens, figures, ratios; then claims, and what broke.
+
+    `notes` are lines to stand before everything, `figures` lines to stand after a scenario's tables, by scenario.
+    """
     spec = result.spec
     lines = [f"# Ablation: {spec.name}", ""]
     lines += [spec.summary, ""] if spec.summary else []
+    lines += notes
     lines += _device(result)
     for scenario in result.cells:
-        lines += [*_scenario(result, scenario), ""]
+        lines += [*_scenario(result, scenario), "", *(figures or {}).get(scenario, ())]
     if spec.claims:
         rows = [[headline(one.claim), one.outcome, one.found] for one in judge(result)]
         lines += ["## What must hold", "", *table(["claim", "outcome", "found"], rows), ""]

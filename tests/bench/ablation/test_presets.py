@@ -33,7 +33,7 @@ def test_a_preset(name: str) -> None:
 def test_the_names() -> None:
     """Those that the documentation speaks of."""
     issue = {"quick", "steps", "block-size", "prefix-share", "chunk-budget", "rerank", "isolation", "kernels"}
-    assert issue | {"continuous-batching", "paging", "chunked-prefill"} == set(preset_names())
+    assert issue | {"continuous-batching", "paging", "chunked-prefill", "regression"} == set(preset_names())
 
 
 def test_quick_has_four_cells_and_five_seeds() -> None:

@@ -1,4 +1,4 @@
-"""`octavo bench`: one module a kind of measurement. Only the arguments are declared here; torch comes with the measurement.
+"""`octavo bench`: one module a kind of measurement, or a use of what was saved. Only the arguments are declared here; torch comes later.
 
 Must not know: what is measured.
 """
@@ -17,14 +17,21 @@ KINDS = {
     "latency": "the time that a batch of requests takes, alone",
     "startup": "from the start of a process to its first token",
 }
+USES = {
+    "report": "write tables and plots of a saved result, as one HTML file and as Markdown",
+    "compare": "say whether a result is slower than an older one, for CI too",
+    "keep": "keep of a result only what compare needs, in one small file",
+}
 
 
 def add_parser(subparsers: Any) -> None:
     """Declare the command's arguments."""
     parser = subparsers.add_parser("bench", help=COMMANDS["bench"], description=COMMANDS["bench"])
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    for name, summary in KINDS.items():
-        kind = kinds.add_parser(name, help=summary, description=f"Measure {summary}.")
+    described = {name: f"Measure {summary}." for name, summary in KINDS.items()}
+    described |= {name: f"{summary[0].upper()}{summary[1:]}." for name, summary in USES.items()}
+    for name, summary in {**KINDS, **USES}.items():
+        kind = kinds.add_parser(name, help=summary, description=described[name])
         importlib.import_module(f"octavo.cli.bench.{name}").add_arguments(kind)
 
 

@@ -1,0 +1,1 @@
+"""Reports of a saved run or ablation: Markdown, plots, and one HTML file that holds them all."""

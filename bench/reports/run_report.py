@@ -1,0 +1,180 @@
+"""The report of one run: what contradicts itself first, then what was measured, with what, and plots.
+
+Must not know: engines, files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from octavo.bench.ablation.result import CHECKS_OF_TIME
+from octavo.bench.ablation.table import table
+from octavo.bench.distribution import Distribution
+from octavo.bench.identity import Identity
+from octavo.bench.metrics import Metrics, by_class, by_prompt_length, measure
+from octavo.bench.records import RequestRecord
+from octavo.bench.reports.doubts import CONTRADICTION, TOO_BUSY, warning
+from octavo.bench.reports.drawing import KV_FILLS, PART_FILLS
+from octavo.bench.reports.load_plots import latency_curves, queue_and_batch
+from octavo.bench.reports.report import Report
+from octavo.bench.reports.shares import kv_over_time, kv_shares, share_bars
+from octavo.bench.runs import Run
+from octavo.bench.self_checks import failed_checks
+
+GIB = 1 << 30
+LISTED = 20  # failures that are listed one by one
+LATENCIES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "token_gap": "token gap", "e2el": "end to end"}
+
+
+def run_report(run: Run, *, plots: bool = True) -> Report:
+    """Of one run. Raises ResultError where plots are wanted and matplotlib is not installed."""
+    report = Report()
+    lines = report.lines
+    model = run.identity.model if run.identity else run.settings.get("model", "a server")
+    lines += [f"# Run: {run.work.name} on {model}", ""]
+    lines += _doubts(run)
+    if not run.complete:
+        lines += [f"> **Not complete**: {run.stopped_by or 'it was interrupted'}. The figures are of what was done.", ""]
+    lines += ["## Speed", "", *_speed(measure(run.records)), ""]
+    for name, groups in (("class", by_class(run.records)), ("prompt tokens", by_prompt_length(run.records))):
+        if len(groups) > 1:
+            lines += [*_groups(name, groups), ""]
+    if plots and run.records:
+        caption = "Cumulative distributions. A failed request counts as infinitely late: the line then ends below 100 %."
+        lines += report.figure("latencies", latency_curves({"run": [run]}), caption)
+    lines += _failures(run.records)
+    if run.steps:
+        _pool(report, run, plots=plots)
+    else:
+        lines += ["No steps: the engine was behind HTTP, where its pool and its batches are out of sight.", ""]
+    if run.memory is not None:
+        rows = [[name, f"{size / GIB:.3f} GiB", f"{100 * share:.1f} %"] for name, size, share in run.memory.rows]
+        lines += ["## Memory", "", *table(["of " + run.memory.device, "size", "share"], rows), ""]
+    lines += ["## Measured with", "", *table(["", ""], identity_rows(run.identity, run)), ""]
+    return report
+
+
+def _doubts(run: Run) -> list[str]:
+    lines = []
+    for of_time, said in ((False, CONTRADICTION), (True, TOO_BUSY)):
+        failed = [f"{one.check}: {one.text}" for one in failed_checks(run) if (one.check in CHECKS_OF_TIME) is of_time]
+        lines += warning(said, failed)
+    return lines
+
+
+def _speed(found: Metrics) -> list[str]:
+    rows = [
+        ["requests", f"{found.requests}"],
+        ["answered", f"{found.succeeded}"],
+        ["duration", f"{found.duration:.2f} s"],
+        ["requests a second", f"{found.request_throughput:.2f}"],
+        ["output tokens a second", f"{found.output_throughput:.1f}"],
+        ["all tokens a second", f"{found.total_token_throughput:.1f}"],
+        ["prompt tokens from the prefix cache", f"{found.cached_tokens} of {found.input_tokens}"],
+        ["preemptions", f"{found.preemptions}"],
+    ]
+    latencies = [[label, *_latency(getattr(found, name))] for name, label in LATENCIES.items()]
+    return [*table(["", ""], rows), "", *table(["latency", "mean", "p50", "p95", "p99"], latencies)]
+
+
+def _latency(found: Distribution) -> list[str]:
+    return [seconds(found.mean), *(seconds(found.percentile(percent)) for percent in (50, 95, 99))]
+
+
+def seconds(value: float) -> str:
+    """As it is printed; "never" where so many requests failed."""
+    if not math.isfinite(value):
+        return "never" if value > 0 else "-"
+    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _groups(name: str, groups: dict[str, Metrics]) -> list[str]:
+    heads = [name, "requests", "answered", "output tok/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50"]
+    rows = [
+        [
+            group,
+            f"{found.requests}",
+            f"{found.succeeded}",
+            f"{found.output_throughput:.1f}",
+            *(seconds(getattr(found, field).percentile(percent)) for field in ("ttft", "itl") for percent in (50, 99)),
+            seconds(found.e2el.median),
+        ]
+        for group, found in groups.items()
+    ]
+    return table(heads, rows)
+
+
+def _failures(records: Sequence[RequestRecord]) -> list[str]:
+    """They are in every figure above; here is what became of them."""
+    failed = [record for record in records if not record.succeeded]
+    if not failed:
+        return []
+    listed = [[f"{one.index}", one.class_name, one.finish_reason or "unanswered", one.error or "-"] for one in failed[:LISTED]]
+    more = [f"And {len(failed) - LISTED} more.", ""] if len(failed) > LISTED else []
+    said = f"{len(failed)} of {len(records)} requests have no whole answer. Each counts as infinitely late in the percentiles above."
+    return ["## Failed requests", "", said, "", *table(["request", "class", "end", "error"], listed), "", *more]
+
+
+def _pool(report: Report, run: Run, *, plots: bool) -> None:
+    account = run.account
+    shares = kv_shares(asdict(account.shares))
+    heads = [*shares, "shared", "copies", "evictions", "prefix hits"]
+    prefix = account.prefix
+    row = [
+        *(f"{value:.1f} %" for value in shares.values()),
+        f"{100 * account.share_saved:.1f} %",
+        f"{account.copies}",
+        f"{prefix.evictions}",
+        f"{100 * prefix.hit_rate:.1f} %",
+    ]
+    report.lines += [
+        "## KV pool",
+        "",
+        f"{account.capacity} slots; shares are means over time and sum to 100 %.",
+        "",
+        *table(heads, [row]),
+        "",
+    ]
+    parts: dict[str, float] = {}
+    for line in run.steps:
+        for name, spent in line.seconds.items():
+            parts[name] = parts.get(name, 0.0) + spent
+    whole = sum(parts.values())
+    if plots:
+        report.lines += report.figure("kv-shares", share_bars({"pool": shares}, KV_FILLS, unit="KV pool over time"), "The pool on average.")
+        svg, width = kv_over_time({"run": run})
+        report.lines += report.figure("kv-over-time", svg, f"The pool over time{resolution(width)}.")
+        svg, width = queue_and_batch({"run": run})
+        report.lines += ["## Load", "", *report.figure("queue-and-batch", svg, f"Queue and batch over time{resolution(width)}.")]
+        if whole > 0:
+            percent = {name: 100 * spent / whole for name, spent in parts.items()}
+            report.lines += report.figure("step-parts", share_bars({"steps": percent}, PART_FILLS, unit="step time"), "Step time by part.")
+    rows = [[name, f"{spent:.3f} s", f"{100 * spent / whole:.1f} %"] for name, spent in parts.items()] if whole > 0 else []
+    report.lines += [f"{len(run.steps)} steps.", "", *table(["part", "time", "share"], rows), ""]
+
+
+def resolution(width: float) -> str:
+    """What a point of a line stands for, where it is not a step."""
+    return f"; each point is the mean of {width:.2g} s" if width else ""
+
+
+def identity_rows(identity: Identity | None, run: Run) -> list[list[str]]:
+    """What it was measured with, in words."""
+    rows = [["load", ", ".join(f"{name} {value}" for name, value in run.settings.items() if value not in (None, "")) or "-"]]
+    rows.append(["workload", f"{run.work.name}, seed {run.work.seed}, sha256 {run.work.digest[:12]}"])
+    if identity is None:
+        return rows
+    one = identity
+    return [
+        ["date", one.date],
+        ["model", f"{one.model}, revision {one.model_revision[:19]}, {one.dtype}, KV in {one.kv_dtype}"],
+        ["stack", " + ".join(one.stack.values())],
+        ["context and pool", f"max_model_len {one.max_model_len}, {one.pool_slots} slots, {one.pool_bytes / GIB:.3f} GiB"],
+        *rows,
+        ["device", f"{one.device}{f', driver {one.driver}' if one.driver else ''}"],
+        ["machine", f"{one.cpu}, {one.cores} cores, {one.threads} threads for torch, {one.memory / GIB:.0f} GiB"],
+        ["versions", ", ".join(f"{name} {version}" for name, version in one.versions.items() if version)],
+        ["config", f"sha256 {one.config_hash[:12]}"],
+    ]
