@@ -14,7 +14,7 @@ import pytest
 
 from tests.packaging.conftest import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # they compile the native library
 
 LIBRARY = "octavo/core/native/liboctavo.so"
 
