@@ -16,7 +16,7 @@ struct AttentionLayer {
     const float* sinks;                               // [heads]; null: none
     float scale, softcap;                             // softcap 0: none
     int32_t type;
-    int64_t group() const { return heads / kv_heads; }
+    __attribute__((always_inline)) int64_t group() const { return heads / kv_heads; }
 };
 
 struct AttentionStep {
