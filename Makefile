@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 OCTAVO_STRESS_RUNS ?= 20000
 OCTAVO_SOAK_REQUESTS ?= 10000
+OCTAVO_FUZZ_CASES ?= 10000
 OCTAVO_BASELINE ?= $(lastword $(sort $(wildcard docs/benchmarks/baseline/*.json)))
 
 # Pip shows its progress bars to people and is silent in logs.
@@ -22,7 +23,7 @@ TYPINGS := .typings/octavo
 # What the native library is built from: installed again when one changes.
 NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression sanitize check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression sanitize fuzz check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -69,6 +70,7 @@ docs: $(VENV)/.dev  ## write the reference pages that come from the code
 bench: $(VENV)/.installed  ## measure on this machine
 	$(BIN)/python -m octavo.bench.command_start
 	$(BIN)/python -m octavo.bench.host_overhead
+	$(BIN)/python -m octavo.bench.attention
 
 regression: $(VENV)/.installed  ## measure the short set, and compare it with the one kept in OCTAVO_BASELINE
 	@test -n "$(OCTAVO_BASELINE)" || { echo "There is nothing to compare with: see docs/benchmarks/baseline/README.md" >&2; exit 2; }
@@ -80,8 +82,11 @@ sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and
 	@OCTAVO_NATIVE_FLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
-	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
-	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
+	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/kernels/test_cpu_paged.py
+
+fuzz: $(VENV)/.dev  ## OCTAVO_FUZZ_CASES random cases of the native attention against the reference
+	OCTAVO_FUZZ_CASES=$(OCTAVO_FUZZ_CASES) $(PYTEST) tests/plugins/kernels/test_cpu_paged.py -k at_random
 
 clean:           ## remove all that make made
 	rm -rf .venv .venv-ci .typings build dist src/octavo.egg-info *.egg-info core/native/*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

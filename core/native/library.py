@@ -38,6 +38,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "rope": [c_int, c_void_p, *[c_int64] * 5, *[c_void_p] * 3, *[c_int64] * 2, c_int],
     "silu_mul": [c_int, c_void_p, c_int64, c_void_p, *[c_int64] * 3, c_void_p, c_int],
     "store_slots": [c_void_p, c_int64, c_void_p, *[c_int64] * 2, c_void_p, c_int],
+    "attention_plan": [c_void_p] * 5,
+    "attention": [c_void_p, c_int, *[c_void_p] * 3, c_int64, c_void_p, *[c_int64] * 2, *[c_void_p, c_int64, c_int64] * 3, c_void_p],
+    "attention_write": [*[c_int64] * 4, c_void_p, c_int64, *[c_void_p, c_int64, c_int64] * 4, c_int],
     "packed_sizes": [c_int, c_int64, c_int64, c_int, c_void_p, c_void_p],
     "pack": [c_void_p, c_void_p, c_int64, c_int, c_int],
     "rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
@@ -56,6 +59,9 @@ class Library:
     rope: Callable[..., int]
     silu_mul: Callable[..., int]
     store_slots: Callable[..., int]
+    attention_plan: Callable[..., int]
+    attention: Callable[..., int]
+    attention_write: Callable[..., int]
     packed_sizes: Callable[..., int]
     pack: Callable[..., int]
     rows: Callable[..., int]

@@ -58,7 +58,15 @@ OCTAVO_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 OCTAVO_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 OCTAVO_INLINE vf set1(float x) { return x - vf{}; }
-OCTAVO_INLINE vf max(vf a, vf b) { return a > b ? a : b; }  // b where one is NaN
+OCTAVO_INLINE vf max(vf a, vf b) {  // b where one is NaN
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
 OCTAVO_INLINE vf min(vf a, vf b) { return a < b ? a : b; }
 
 // a * b + c, rounded once where the processor can.
@@ -193,18 +201,26 @@ OCTAVO_INLINE vf rounded(f16, vf v) {
 
 // Sum of all W, halves first.
 OCTAVO_INLINE float sum(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(v);
+#else
     float all[W];
     memcpy(all, &v, sizeof v);
     for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; i++) all[i] += all[i + half];
     return all[0];
+#endif
 }
 OCTAVO_INLINE float highest(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(v);
+#else
     float all[W];
     memcpy(all, &v, sizeof v);
     for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; i++) all[i] = all[i] > all[i + half] ? all[i] : all[i + half];
     return all[0];
+#endif
 }
 
 // e^x within 2 ulp for x from -87 to 88, clamped beyond (Cephes' polynomial).
@@ -226,6 +242,133 @@ OCTAVO_INLINE vf exp(vf x) {
 
 // x * sigmoid(x)
 OCTAVO_INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
+
+// 2^x for x up to 127, 0 below -126.5, NaN of NaN (Cephes' polynomial, within 2 ulp).
+OCTAVO_INLINE vf exp2(vf x) {
+#if defined(__AVX512F__)
+    x = max(set1(-160.0f), x);
+    vf n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    x = max(set1(-127.0f), x);
+    const vf magic = set1(12582912.0f);
+    vf n = (x + magic) - magic;
+#endif
+    vf r = x - n;
+    vf p = fma(set1(1.535336188e-4f), r, set1(1.339887440e-3f));
+    p = fma(p, r, set1(9.618437357e-3f));
+    p = fma(p, r, set1(5.550332471e-2f));
+    p = fma(p, r, set1(2.402264791e-1f));
+    p = fma(p, r, set1(6.931472028e-1f));
+    p = fma(p, r, set1(1.0f));
+#if defined(__AVX512F__)
+    return _mm512_scalef_ps(p, n);
+#else
+    return p * (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+#endif
+}
+
+// The hyperbolic tangent (Cephes': a polynomial near 0, else by exp).
+OCTAVO_INLINE vf tanh(vf x) {
+    vf square = x * x;
+    vf p = fma(set1(-5.70498872745e-3f), square, set1(2.06390887954e-2f));
+    p = fma(p, square, set1(-5.37397155531e-2f));
+    p = fma(p, square, set1(1.33314422036e-1f));
+    p = fma(p, square, set1(-3.33332819422e-1f));
+    vf near = fma(p * square, x, x), far = 1.0f - 2.0f / (exp(x + x) + 1.0f);
+    return square < 0.390625f ? near : far;
+}
+
+// ---- squares of W vectors
+
+// Element i: the sum of v[i].
+OCTAVO_INLINE vf sums(vf (&v)[W]) {
+#if defined(__AVX512F__)
+    vf a[8], b[4], c[2];
+    OCTAVO_UNROLL for (int i = 0; i < 8; i++) a[i] = _mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]) + _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+    OCTAVO_UNROLL for (int i = 0; i < 4; i++) {
+        __m512d x = (__m512d)a[2 * i], y = (__m512d)a[2 * i + 1];
+        b[i] = (vf)_mm512_unpacklo_pd(x, y) + (vf)_mm512_unpackhi_pd(x, y);
+    }
+    OCTAVO_UNROLL for (int i = 0; i < 2; i++)
+        c[i] = _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88) + _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd);
+    return _mm512_shuffle_f32x4(c[0], c[1], 0x88) + _mm512_shuffle_f32x4(c[0], c[1], 0xdd);
+#elif defined(__AVX2__)
+    vf a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    vf b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+    return _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+#else
+    vf all;
+    for (int i = 0; i < W; i++) all[i] = sum(v[i]);
+    return all;
+#endif
+}
+
+// Rows become columns.
+OCTAVO_INLINE void transpose(vf (&v)[W]) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+    vf a[W], b[W];  // after b, row 4i + j holds in its 128-bit lane L the elements 4L + j of rows 4i to 4i + 3
+#if defined(__AVX512F__)
+    OCTAVO_UNROLL for (int i = 0; i < W; i += 2) {
+        a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+    }
+    OCTAVO_UNROLL for (int i = 0; i < W; i += 4) OCTAVO_UNROLL for (int j = 0; j < 2; j++) {
+        b[i + 2 * j] = (vf)_mm512_unpacklo_pd((__m512d)a[i + j], (__m512d)a[i + 2 + j]);
+        b[i + 2 * j + 1] = (vf)_mm512_unpackhi_pd((__m512d)a[i + j], (__m512d)a[i + 2 + j]);
+    }
+    OCTAVO_UNROLL for (int j = 0; j < 4; j++) {
+        vf even0 = _mm512_shuffle_f32x4(b[j], b[4 + j], 0x88), odd0 = _mm512_shuffle_f32x4(b[j], b[4 + j], 0xdd);
+        vf even1 = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0x88), odd1 = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0xdd);
+        v[j] = _mm512_shuffle_f32x4(even0, even1, 0x88);
+        v[4 + j] = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+        v[8 + j] = _mm512_shuffle_f32x4(even0, even1, 0xdd);
+        v[12 + j] = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+    }
+#else
+    OCTAVO_UNROLL for (int i = 0; i < W; i += 2) {
+        a[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+    }
+    OCTAVO_UNROLL for (int i = 0; i < W; i += 4) OCTAVO_UNROLL for (int j = 0; j < 2; j++) {
+        b[i + 2 * j] = (vf)_mm256_unpacklo_pd((__m256d)a[i + j], (__m256d)a[i + 2 + j]);
+        b[i + 2 * j + 1] = (vf)_mm256_unpackhi_pd((__m256d)a[i + j], (__m256d)a[i + 2 + j]);
+    }
+    OCTAVO_UNROLL for (int j = 0; j < 4; j++) {
+        v[j] = _mm256_permute2f128_ps(b[j], b[4 + j], 0x20);
+        v[4 + j] = _mm256_permute2f128_ps(b[j], b[4 + j], 0x31);
+    }
+#endif
+#else
+    vf all[W];
+    for (int i = 0; i < W; i++)
+        for (int j = 0; j < W; j++) all[i][j] = v[j][i];
+    for (int i = 0; i < W; i++) v[i] = all[i];
+#endif
+}
+
+// ---- pairs of bf16: a vector of 2 W elements, two to a word, for processors that multiply them so
+
+#if defined(__AVX512BF16__)
+#define OCTAVO_PAIRS 1
+
+// sum + a0 b0 + a1 b1 of each word.
+OCTAVO_INLINE vf multiply_pairs(vf a, vf b, vf sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+
+// The first n of 2 W elements, the others 0; only those n are touched.
+OCTAVO_INLINE vf load_pairs_first(const bf16* p, int64_t n) { return (vf)_mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p); }
+
+// Elements of x and y at the same place become words, in the order of `unzip_columns`.
+OCTAVO_INLINE void zip_columns(vf x, vf y, vf (&words)[2]) {
+    words[0] = (vf)_mm512_unpacklo_epi16((__m512i)x, (__m512i)y);
+    words[1] = (vf)_mm512_unpackhi_epi16((__m512i)x, (__m512i)y);
+}
+OCTAVO_INLINE void unzip_columns(vf (&v)[2]) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    vf low = _mm512_permutex2var_ps(v[0], first, v[1]);
+    v[1] = _mm512_permutex2var_ps(v[0], _mm512_add_epi32(first, _mm512_set1_epi32(8)), v[1]);
+    v[0] = low;
+}
+#endif
 
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

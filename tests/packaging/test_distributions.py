@@ -14,7 +14,7 @@ import pytest
 
 from tests.packaging.conftest import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # they compile the native library
 
 LIBRARY = "octavo/core/native/liboctavo.so"
 
@@ -27,10 +27,11 @@ def project(root: Path) -> dict[str, Any]:
     return tomllib.loads((root / "pyproject.toml").read_text())["project"]
 
 
-def test_the_wheel_holds_every_module_and_nothing_else(distributions, packaged):
-    """Each .py of the five folders is under octavo/, py.typed and the native library too, and besides there is only metadata."""
+def test_the_wheel_holds_every_module_and_nothing_else(distributions, packaged, root):
+    """Each .py of the five folders is under octavo/, data and the native library too, and besides there is only metadata."""
     files = {name for name in names(distributions.wheel) if ".dist-info/" not in name}
-    assert files == {*packaged.values(), "octavo/py.typed", LIBRARY}
+    presets = {f"octavo/{file.relative_to(root)}" for file in root.glob("bench/ablation/presets/*.toml")}
+    assert files == {*packaged.values(), *presets, "octavo/py.typed", LIBRARY}
 
 
 def test_the_wheel_is_for_this_platform_and_any_python(distributions):
@@ -48,6 +49,9 @@ def test_the_library_needs_no_python_and_no_torch(installed):
     assert installed.python(code) == "None plain plain"
     (library,) = installed.folder.rglob("liboctavo.so")
     needed = run("readelf", "--dynamic", library, cwd=installed.folder)
+    symbols = run("nm", "--demangle", library, cwd=installed.folder)
+    shared = [line for line in symbols.splitlines() if re.search(r"^\S+ [VWu] ", line)]
+    assert shared == [], "one copy for all levels, which may be that of a level that the processor lacks"
     assert set(re.findall(r"NEEDED.*\[(\w+)", needed)) <= {"libgomp", "libgcc_s", "libstdc", "libm", "libc", "ld"}
 
 

@@ -19,7 +19,7 @@ from octavo.core.attention import AttentionMetadata, Kernel, LayerSpec
 from octavo.core.descriptors import Facts, KernelPlugin
 from octavo.core.reference_attention import reference_attention
 
-KERNELS = ("naive", "sdpa", "triton_paged")
+KERNELS = ("naive", "sdpa", "cpu_paged", "triton_paged")
 
 # Kernels that need a GPU run on it, or, in a process with TRITON_INTERPRET=1, on the CPU (see tests/conftest.py).
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -89,8 +89,8 @@ class Case:
         )
 
     def expected(self) -> torch.Tensor:
-        """The reference's output for the live tokens, [live, H, Dv] in fp32."""
-        return reference_attention(self.q, self.after, self.meta, self.layer)[: self.live]
+        """The reference's output for the live tokens, [live, H, Dv] in fp32, computed in fp64."""
+        return reference_attention(self.q, self.after, self.meta, self.layer, dtype=torch.float64)[: self.live].float()
 
 
 def plugin(name: str) -> KernelPlugin:

@@ -1,0 +1,191 @@
+// Several queries of a row over one KV head: tiles of queries by tiles of keys, as two products with a softmax in between (FlashAttention-2,
+// Dao, 2023). A row of the products is one query and one of the heads that share the KV head.
+//
+// K and V of a tile of keys are packed first, K across (so that one load holds W keys), V in pairs where the processor multiplies these:
+// about 3 % of the work at TILE_ROWS rows, which saves packing a whole context once and keeping it.
+#pragma once
+
+#include "attention.h"
+
+namespace octavo {
+namespace OCTAVO_LEVEL {
+
+constexpr int64_t TILE_ROWS = 96;            // queries times heads, as far as a row of the batch has them
+constexpr int64_t TILE_KEYS = 128;
+constexpr int PRODUCT_ROWS = W == 16 ? 6 : 2;  // by 4 vectors: 24 sums of 32 registers, or 8 of 16
+
+OCTAVO_INLINE int64_t tile_tokens(const AttentionLayer& layer) { return max(1, TILE_ROWS / layer.group()); }
+
+template <class T>
+struct TileSpace {
+    typedef typename Line<T>::Operand Operand;
+    int64_t rows, q_stride, sum_stride;  // rows: of the largest tile, a multiple of PRODUCT_ROWS
+    Operand *q, *weights;                // [rows, q_stride], [PRODUCT_ROWS, TILE_KEYS]
+    float *k, *v;                        // words [k_size / depth, TILE_KEYS], [TILE_KEYS / depth, sum_stride]
+    float *scores, *sums;                // [PRODUCT_ROWS, TILE_KEYS], [rows, sum_stride]
+    float *highest, *total;              // [rows]
+    int64_t* positions;                  // [rows]
+    TileSpace(const AttentionLayer& layer, Carver& carver) : q_stride(padded<T>(layer.k_size)), sum_stride(padded<T>(layer.v_size)) {
+        rows = ceil_div(tile_tokens(layer) * layer.group(), PRODUCT_ROWS) * PRODUCT_ROWS;
+        q = carver.take<Operand>(rows * q_stride);
+        weights = carver.take<Operand>(PRODUCT_ROWS * TILE_KEYS);
+        k = carver.take<float>(q_stride / Line<T>::depth * TILE_KEYS);
+        v = carver.take<float>(TILE_KEYS / Line<T>::depth * sum_stride);
+        scores = carver.take<float>(PRODUCT_ROWS * TILE_KEYS);
+        sums = carver.take<float>(rows * sum_stride);
+        highest = carver.take<float>(rows);
+        total = carver.take<float>(rows);
+        positions = carver.take<int64_t>(rows);
+    }
+};
+
+// sums += a [rows, steps] times b [steps, vectors W], words both.
+template <class T, int rows, int vectors>
+OCTAVO_INLINE void multiply_words(const typename Line<T>::Operand* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t steps,
+                                  vf (&sums)[rows][vectors]) {
+    typedef Line<T> L;
+    for (int64_t s = 0; s < steps; s++) {
+        vf words[vectors];
+        OCTAVO_UNROLL for (int j = 0; j < vectors; j++) words[j] = load(b + s * b_stride + j * W);
+        OCTAVO_UNROLL for (int i = 0; i < rows; i++) {
+            vf operand = L::broadcast(a + i * a_stride + s * L::depth);
+            OCTAVO_UNROLL for (int j = 0; j < vectors; j++) sums[i][j] = L::multiply(operand, words[j], sums[i][j]);
+        }
+    }
+}
+
+// K and V of n keys of one head into words; n is rounded up to a whole vector, and V of `keys` in all is written, zeros behind.
+template <class T>
+static void pack_keys(const AttentionLayer& layer, const Operands<T>& in, int64_t kv_head, const TileSpace<T>& space, const int64_t* slots,
+                      int64_t n, int64_t keys) {
+    typedef Line<T> L;
+    const T *k = in.k + kv_head * in.k_head_stride, *v = in.v + kv_head * in.v_head_stride;
+    for (int64_t l = 0; l < lines_of<T>(layer.k_size); l++)
+        for (int64_t key = 0; key < n; key += W) {
+            vf words[W];
+            OCTAVO_UNROLL for (int i = 0; i < W; i++) words[i] = read_line(k + slots[key + i] * in.k_slot_stride, l, layer.k_size);
+            transpose(words);
+            OCTAVO_UNROLL for (int i = 0; i < W; i++) store(space.k + (l * W + i) * TILE_KEYS + key, words[i]);
+        }
+    for (int64_t key = 0; key < n; key += L::depth) {
+        float* to = space.v + key / L::depth * space.sum_stride;
+        for (int64_t l = 0; l < lines_of<T>(layer.v_size); l++) {
+            vf words[L::vectors];
+            L::columns(read_line(v + slots[key] * in.v_slot_stride, l, layer.v_size),
+                       read_line(v + slots[key + L::depth - 1] * in.v_slot_stride, l, layer.v_size), words);
+            OCTAVO_UNROLL for (int c = 0; c < L::vectors; c++) store(to + l * L::size + c * W, words[c]);
+        }
+    }
+    int64_t written = ceil_div(n, L::depth);
+    memset(space.v + written * space.sum_stride, 0, (keys / L::depth - written) * space.sum_stride * sizeof(float));
+}
+
+// Keys that a row of a tile sees, from the first key of the tile on.
+struct Seen {
+    int64_t from, to;
+};
+
+// Scores of one row become weights over `keys` keys; returns the factor by which what was summed so far shrinks.
+template <class T>
+OCTAVO_INLINE vf weigh_row(float* scores, int64_t keys, Seen seen, typename Line<T>::Operand* weights, float& top_so_far, float& total) {
+    if (seen.from > 0 || seen.to < keys) {
+        vi lane;
+        for (int i = 0; i < W; i++) lane[i] = i;
+        for (int64_t i = 0; i < keys; i += W) {
+            vi key = lane + (int32_t)i;
+            vf score = load(scores + i);
+            score = (key >= (int32_t)max(seen.from, 0)) & (key < (int32_t)max(seen.to, 0)) ? score : set1(HIDDEN);
+            store(scores + i, score);
+        }
+    }
+    vf top = set1(top_so_far), other = top;  // two each, to hide latencies; keys are a multiple of 2 W
+    for (int64_t i = 0; i < keys; i += 2 * W) top = max(load(scores + i), top), other = max(load(scores + i + W), other);
+    top = set1(highest(max(top, other)));
+    vf sum0 = {}, sum1 = {};
+    for (int64_t i = 0; i < keys; i += 2 * W) {
+        vf first = exp2(load(scores + i) - top), second = exp2(load(scores + i + W) - top);
+        sum0 += first, sum1 += second;
+        store(weights + i, first), store(weights + i + W, second);
+    }
+    vf shrink = exp2(set1(top_so_far) - top);
+    total = total * shrink[0] + sum(sum0 + sum1);
+    top_so_far = top[0];
+    return shrink;
+}
+
+// sums [PRODUCT_ROWS, columns from `column` on] = sums * shrink + weights times V.
+template <class T, int vectors>
+OCTAVO_INLINE void add_columns(const TileSpace<T>& space, const vf (&shrink)[PRODUCT_ROWS], int64_t row, int64_t column, int64_t keys) {
+    vf acc[PRODUCT_ROWS][vectors];
+    float* sums = space.sums + row * space.sum_stride + column;
+    OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < vectors; j++)
+        acc[i][j] = load(sums + i * space.sum_stride + j * W) * shrink[i];
+    multiply_words<T, PRODUCT_ROWS, vectors>(space.weights, TILE_KEYS, space.v + column, space.sum_stride, keys / Line<T>::depth, acc);
+    OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < vectors; j++)
+        store(sums + i * space.sum_stride + j * W, acc[i][j]);
+}
+
+// PRODUCT_ROWS rows from `row` on over the packed keys, of which they see `seen`; `live` of the rows exist.
+template <class T>
+static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t live, const Seen* seen) {
+    typedef Line<T> L;
+    constexpr int panel = 4 * W;
+    int64_t last = 0, first = TILE_KEYS;
+    for (int64_t i = 0; i < live; i++) last = max(last, seen[i].to), first = min(first, seen[i].from);
+    if (last <= 0 || first >= TILE_KEYS) return;
+    const int64_t keys = min(TILE_KEYS, ceil_div(last, panel) * panel);
+    const Score score(layer);
+    for (int64_t key = 0; key < keys; key += panel) {
+        vf dots[PRODUCT_ROWS][4] = {};
+        multiply_words<T, PRODUCT_ROWS, 4>(space.q + row * space.q_stride, space.q_stride, space.k + key, TILE_KEYS,
+                                           ceil_div(layer.k_size, L::depth), dots);
+        OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++)
+            store(space.scores + i * TILE_KEYS + key + j * W, Score::of(score, dots[i][j]));
+    }
+    vf shrink[PRODUCT_ROWS];
+    for (int64_t i = 0; i < PRODUCT_ROWS; i++)
+        shrink[i] = i < live ? weigh_row<T>(space.scores + i * TILE_KEYS, keys, seen[i], space.weights + i * TILE_KEYS, space.highest[row + i],
+                                            space.total[row + i])
+                             : set1(0.0f);
+    int64_t column = 0;
+    for (; column + 4 * W <= space.sum_stride; column += 4 * W) add_columns<T, 4>(space, shrink, row, column, keys);
+    for (; column + 2 * W <= space.sum_stride; column += 2 * W) add_columns<T, 2>(space, shrink, row, column, keys);
+    for (; column < space.sum_stride; column += W) add_columns<T, 1>(space, shrink, row, column, keys);
+}
+
+// The item of a tile of queries.
+template <class T>
+static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, const Operands<T>& in, const AttentionItem& item, Carver carver,
+                        float* records) {
+    TileSpace<T> space(layer, carver);
+    const int64_t group = layer.group(), rows = item.tokens * group, head = item.kv_head * group;
+    for (int64_t t = 0, r = 0; t < item.tokens; t++)
+        for (int64_t g = 0; g < group; g++, r++) {
+            to_operands(in.q + (item.token + t) * in.q_token_stride + (head + g) * in.q_head_stride, layer.k_size, space.q + r * space.q_stride);
+            begin(layer, head + g, item.part, space.highest[r], space.total[r]);
+            space.positions[r] = item.position + t;
+        }
+    memset(space.sums, 0, space.rows * space.sum_stride * sizeof(float));
+    memset(space.weights, 0, PRODUCT_ROWS * TILE_KEYS * sizeof(*space.weights));
+    int64_t slots[TILE_KEYS];
+    for (int64_t key = item.first; key < item.stop; key += TILE_KEYS) {
+        int64_t n = min(TILE_KEYS, item.stop - key);
+        find_slots(step, item.row, key, n, slots);
+        pack_keys(layer, in, item.kv_head, space, slots, n, TILE_KEYS);
+        for (int64_t row = 0; row < rows; row += PRODUCT_ROWS) {
+            int64_t live = min(PRODUCT_ROWS, rows - row);
+            Seen seen[PRODUCT_ROWS];
+            for (int64_t i = 0; i < live; i++) {
+                int64_t position = space.positions[row + i];
+                seen[i] = {layer.window ? position - layer.window + 1 - key : 0, min(n, position + 1 - key)};
+            }
+            attend_rows(layer, space, row, live, seen);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++)
+        end(layer, item, r, space.highest[r], space.total[r], space.sums + r * space.sum_stride,
+            in.out + ((item.token + r / group) * layer.heads + head + r % group) * layer.v_size, records);
+}
+
+}  // namespace OCTAVO_LEVEL
+}  // namespace octavo

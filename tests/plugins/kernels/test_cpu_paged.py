@@ -1,0 +1,171 @@
+"""What is particular to `cpu_paged`: every level of the processor, odd shapes and strides, and rows that depend on nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from octavo.core.attention import Kernel, LayerSpec
+from octavo.core.errors import PluginContractError
+from octavo.core.native import absence, load
+from octavo.core.native.library import LEVELS, levels
+from octavo.plugins.kernels.cpu_paged import CPU_PAGED
+from tests.plugins.kernels.cases import DTYPES, TOLERANCE, Case, Spec, axes, facts, make_case
+
+CASES = int(os.environ.get("OCTAVO_FUZZ_CASES", "400"))  # of all levels together
+TASTE = 25  # cases of a test
+EDGES = (1, 2, 15, 16, 17, 96, 97, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1025)  # where chunks, tiles and parts begin and end
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    """Skipped where there is no library, or where this processor lacks the level."""
+    if reason := absence():
+        pytest.skip(reason)
+    if request.param not in levels():
+        pytest.skip(f"this processor has no {request.param}")
+    return str(request.param)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads, which is the kernel's too."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def kernel_of(level: str, *layers: LayerSpec, dtype: str = "float32") -> Kernel:
+    """The kernel at a level."""
+    from octavo.plugins.kernels.cpu_paged.kernel import CpuPagedKernel
+
+    return CpuPagedKernel(layers, dtype=getattr(torch, dtype), device=torch.device("cpu"), library=load(level))
+
+
+def apart(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """The same values as a view of a larger tensor, NaN between the rows and at an odd address."""
+    rows, heads, size = tensor.shape
+    before, gap = rng.randint(0, 2), rng.randint(0, 5)
+    whole = torch.full((rows, heads + before, size + gap), torch.nan, dtype=tensor.dtype)
+    view = whole[:, before:, gap - gap // 2 : gap - gap // 2 + size]
+    view.copy_(tensor)
+    return view
+
+
+def random_case(rng: random.Random) -> Case:
+    """Any layer, step and layout; lengths around the edges of chunks and tiles, now and then a long one."""
+    chosen = {name: rng.choice(values) for name, values in axes(CPU_PAGED.provides).items()}
+    if rng.random() < 0.5:
+        chosen["head_sizes"] = (rng.randint(1, 160), rng.randint(1, 160))
+    if rng.random() < 0.5:
+        chosen["layout"] = rng.choice(("region", rng.randint(1, 300)))
+    if rng.random() < 0.5:
+        chosen["ratio"] = rng.randint(1, 12)
+    spec = Spec(**chosen, num_kv_heads=rng.randint(1, 4), seed=rng.getrandbits(32))
+    rows = None
+    if rng.random() < 0.5:
+        rows = []
+        for _ in range(rng.randint(1, 3)):
+            total = rng.choice(EDGES)
+            new = 1 if rng.random() < 0.5 else rng.randint(1, min(total, 200))
+            rows.append((total - new, new))
+    case = make_case(spec, rows)
+    q, k, v = (apart(tensor, rng) for tensor in (case.q, case.k, case.v))
+    before, after = ((apart(tensors[0], rng), apart(tensors[1], rng)) for tensors in (case.before, case.after))
+    return replace(case, q=q, k=k, v=v, before=before, after=after)
+
+
+def check(level: str, case: Case) -> None:
+    """Writes exactly the step's slots, and attends as the reference does."""
+    name = str(case.q.dtype).removeprefix("torch.")
+    kernel = kernel_of(level, case.layer, dtype=name)
+    prepared = kernel.prepare(case.meta)
+    kernel.write(case.before, case.k, case.v, case.meta, prepared)
+    for tensor, after in zip(case.before, case.after, strict=True):
+        torch.testing.assert_close(tensor, after, rtol=0, atol=0, equal_nan=True)
+    output = kernel.attend(case.q, case.before, case.meta, prepared, case.layer)
+    assert output.dtype == case.q.dtype
+    assert (output[case.live :] == 0).all()
+    # The widest value of a head of one or two elements is no average: allow what rounding one value makes.
+    torch.testing.assert_close(output[: case.live].float(), case.expected(), rtol=0, atol=TOLERANCE[name])
+
+
+@pytest.mark.parametrize("batch", range(-(-CASES // TASTE // len(LEVELS))))
+def test_equals_reference_at_random(level: str, batch: int) -> None:
+    """Random shapes, strides, tables and lengths, NaN in every slot that is not the row's; `make fuzz` runs 10,000."""
+    for index in range(TASTE):
+        seed = f"{batch}-{index}"
+        try:
+            check(level, random_case(random.Random(seed)))
+        except AssertionError as error:
+            raise AssertionError(f"case {seed!r} at level {level}: {error}") from error
+
+
+ROWS = [(1299, 1), (0, 333), (255, 1), (2500, 5), (130, 70), (700, 1), (0, 1), (4095, 1), (90, 2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, "shorter"])
+def test_rows_have_the_same_bits_in_any_company(level: str, dtype: str, window: None, threads: Callable[[int], None]) -> None:
+    """Alone or together, in any order, on one thread or three: contexts are cut by their own length, and merged in one order."""
+    case = make_case(Spec(layout=16, ratio=3, num_kv_heads=2, head_sizes=(32, 32), window=window, dtype=dtype), ROWS)
+    kernel = kernel_of(level, case.layer, dtype=dtype)
+    threads(1)
+    together = kernel.attend(case.q, case.after, case.meta, kernel.prepare(case.meta), case.layer)
+    for number in (2, 3, 5):
+        threads(number)
+        again = kernel.attend(case.q, case.after, case.meta, kernel.prepare(case.meta), case.layer)
+        assert torch.equal(again, together)
+    bounds = case.meta.query_start.tolist()
+    for row in range(len(ROWS)):
+        begin, end = bounds[row : row + 2]
+        assert case.meta.block_table is not None
+        meta = replace(
+            case.meta,
+            query_start=torch.tensor([0, end - begin], dtype=torch.int32),
+            seq_lens=case.meta.seq_lens[row : row + 1],
+            slots=case.meta.slots[begin:end],
+            block_table=case.meta.block_table[row : row + 1],
+        )
+        alone = kernel.attend(case.q[begin:end], case.after, meta, kernel.prepare(meta), case.layer)
+        assert torch.equal(alone, together[begin:end]), ROWS[row]
+
+
+def test_refuses_what_it_cannot_read(level: str) -> None:
+    """The library reads addresses and checks nothing, so the kernel does."""
+    case = make_case(Spec())
+    kernel = kernel_of(level, case.layer)
+    prepared = kernel.prepare(case.meta)
+    with pytest.raises(
+        PluginContractError, match=r"kernel 'cpu_paged': q must be torch.float32 on a CPU; the model gave torch.float64 on cpu"
+    ):
+        kernel.attend(case.q.double(), case.after, case.meta, prepared, case.layer)
+    with pytest.raises(PluginContractError, match=r"kernel 'cpu_paged': k must be torch.float32"):
+        kernel.write(case.before, case.k.half(), case.v, case.meta, prepared)
+    with pytest.raises(PluginContractError, match=r"neither region_starts nor block_table"):
+        kernel.prepare(replace(case.meta, block_table=None))
+    with pytest.raises(PluginContractError, match=r"seq_lens must be int32 on a CPU, not torch.int64 on cpu"):
+        kernel.prepare(replace(case.meta, seq_lens=case.meta.seq_lens.long()))
+
+
+def test_copies_what_has_gaps_inside_a_head(level: str) -> None:
+    """q, k and v whose last dimension is not dense are read all the same."""
+    case = make_case(Spec())
+    spread = [torch.stack((tensor, tensor), dim=-1).flatten(-2)[..., ::2] for tensor in (case.q, case.k, case.v)]
+    assert all(tensor.stride(-1) == 2 for tensor in spread)
+    check(level, replace(case, q=spread[0], k=spread[1], v=spread[2]))
+
+
+def test_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """Without the native library, and in a type that it does not know."""
+    options = CPU_PAGED.options()
+    assert list(CPU_PAGED.rejects(options, facts("float64"))) == ["computes in float32, bfloat16, float16, not in float64"]
+    assert list(CPU_PAGED.needs(options, facts())) == ["device:cpu"]
+    monkeypatch.setenv("OCTAVO_NATIVE_LIBRARY", f"{tmp_path}/none.so")
+    [reason] = CPU_PAGED.rejects(options, facts())
+    assert reason.startswith("needs the native library, but OCTAVO_NATIVE_LIBRARY names")
