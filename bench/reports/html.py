@@ -23,6 +23,7 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 th, td { padding: .25rem .5rem; text-align: left; vertical-align: baseline; border-bottom: 1px solid #ddd; }
 th { border-bottom: 1.5px solid #444; font-weight: 600; }
 td.n { text-align: right; white-space: nowrap; }
+td.k { white-space: nowrap; }
 th.n { text-align: right; }
 figure { margin: 1.2rem 0 1.6rem; break-inside: avoid; }
 figure img { width: 100%; max-width: 864px; height: auto; display: block; }
@@ -52,6 +53,8 @@ PAGE = """<!DOCTYPE html>
 """
 
 NUMBER = re.compile(r"[-+]?(\d[\d,.]*|never|inf|-)( ?(%|ms|s|x|GiB|MiB))?")
+
+SHORT = 26  # letters: a column without a longer text is not broken into lines
 
 
 def to_html(markdown: str, figures: Mapping[str, str]) -> str:
@@ -98,7 +101,8 @@ def _table(lines: list[str]) -> str:
     head, *rows = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     rows = rows[1:]  # the rule
     numeric = [all(NUMBER.fullmatch(row[column]) for row in rows) for column in range(len(head))]
-    css = [' class="n"' if one else "" for one in numeric]
+    short = [max(len(row[column]) for row in rows) <= SHORT for column in range(len(head))]
+    css = [' class="n"' if number else ' class="k"' if one else "" for number, one in zip(numeric, short, strict=True)]
     heads = "".join(f"<th{one}>{_text(cell)}</th>" for cell, one in zip(head, css, strict=True))
     body = "\n".join("<tr>" + "".join(f"<td{one}>{_text(cell)}</td>" for cell, one in zip(row, css, strict=True)) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'

@@ -70,13 +70,15 @@ def _panel(axes: Axes, measure: str, comparisons: Sequence[Comparison], cells: S
 def _log_axis(axes: Axes, low: float, high: float) -> None:
     """Ratios as far as they go on a logarithmic axis, with few round numbers on it."""
     axes.set_xscale("log")
-    low, high = min(low, 0.9) / 1.06, max(high, 1.1) * 1.06
+    low, high = min(low, 0.9), max(high, 1.1)
+    room = (high / low) ** 0.09  # for the numbers of the outermost points
+    low, high = low / room, high * room
     axes.set_xlim(low, high)
     inside = [tick for tick in TICKS if low <= tick <= high]
-    room = math.log(high / low) / 5  # between two numbers
+    apart = math.log(high / low) / 5  # two numbers, at least
     chosen = [1.0]
     for tick in sorted(inside, key=lambda tick: abs(math.log(tick)), reverse=True):
-        if all(abs(math.log(tick / other)) >= room for other in chosen):
+        if all(abs(math.log(tick / other)) >= apart for other in chosen):
             chosen.append(tick)
     axes.set_xticks(sorted(chosen), [f"{tick:g}×" for tick in sorted(chosen)])
     axes.minorticks_off()
