@@ -29,8 +29,9 @@ NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-demo: $(VENV)/.installed  ## answer with a real model, then compare every installed stack
+demo: $(VENV)/.installed  ## answer with a real model, compare every installed stack, then four of them with intervals
 	@$(BIN)/octavo demo
+	@$(BIN)/octavo ablate quick --out "$$(mktemp -d)"
 
 dev: $(VENV)/.dev  ## install what developers need
 	@echo "Ready: source $(BIN)/activate (and once: pre-commit install)"
