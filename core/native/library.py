@@ -75,7 +75,12 @@ class Library:
         self.level = level
         self._loaded = loaded
         for name, arguments in _SIGNATURES.items():
-            function = getattr(loaded, f"octavo_{name}_{level}")
+            function = getattr(loaded, f"octavo_{name}_{level}", None)
+            if function is None:
+                raise ConfigError(
+                    f"the native library {loaded._name} has no {name}: it was built from other sources. Install Octavo again, so that it "
+                    'is built anew, or do without: ops.plugin = "torch", kernel.plugin = "sdpa"'
+                )
             function.argtypes, function.restype = arguments, c_int
             setattr(self, name, function)
 

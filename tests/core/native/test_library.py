@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.core.native import absence, load
-from octavo.core.native.library import LEVELS, levels
+from octavo.core.native import absence, library, load
+from octavo.core.native.library import LEVELS, Library, levels
 from octavo.core.native.presence import path
 
 built = pytest.mark.skipif(absence() is not None, reason="built without a compiler")
@@ -55,6 +55,14 @@ def test_a_broken_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert absence() is None
     with pytest.raises(ConfigError, match=r'broken.so cannot be loaded: .*Build it on this machine .*ops.plugin = "torch"'):
         load()
+
+
+@built
+def test_a_library_of_other_sources_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say, one that was built before a function was added."""
+    monkeypatch.setitem(library._SIGNATURES, "later", [])
+    with pytest.raises(ConfigError, match=r"has no later: it was built from other sources\. Install Octavo again"):
+        Library(library._loaded(str(path())), "plain")
 
 
 @built
