@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -35,6 +36,7 @@ class CellFigures:
     workloads: list[str]  # their hashes
     failed: list[int]  # requests without an answer
     values: dict[str, list[float | None]]  # by measure, seconds or a rate; None: there is no such number
+    load: dict[str, Any] = field(default_factory=dict)  # how requests came: rate, concurrency, time-outs; empty: not known
     tokens_hold: bool = True  # they are what they must be, as far as they were compared
 
 
@@ -83,6 +85,9 @@ def of_runs(runs: Sequence[Run]) -> Figures:
     problems, doubts = ([text for of_time, text in found if of_time is wanted] for wanted in (False, True))
     if any(run.identity and runs[0].identity and run.identity.config_hash != runs[0].identity.config_hash for run in runs):
         raise ResultError("the runs are not repeats of each other: their settings differ")
+    for run in runs:
+        if run.settings != runs[0].settings:
+            raise ResultError(f"the runs are not repeats of each other: one was sent with {runs[0].settings}, another with {run.settings}")
     return Figures(cells={RUN: _cell(runs, tokens_hold=True)}, problems=problems, doubts=doubts)
 
 
@@ -113,6 +118,7 @@ def _cell(runs: Sequence[Run], *, tokens_hold: bool) -> CellFigures:
         workloads=[run.work.digest for run in runs],
         failed=[sum(not record.succeeded for record in run.records) for run in runs],
         values={name: [value if math.isfinite(value) else None for value in values] for name, values in found.items()},
+        load={name: value for name, value in runs[0].settings.items() if name != "model"},  # the identity says its revision
         tokens_hold=tokens_hold,
     )
 
