@@ -113,9 +113,7 @@ def _differences(old: CellFigures, new: CellFigures) -> list[str]:
         if getattr(old.identity, name) != getattr(new.identity, name)
     ]
     before, after = _flat(old), _flat(new)
-    found += [
-        f"option {name} is {after[name]!r}, was {before[name]!r}" for name in before if name in after and before[name] != after[name]
-    ]
+    found += [f"option {name} is {after[name]!r}, was {before[name]!r}" for name in before if name in after and before[name] != after[name]]
     if old.load and new.load:  # figures of an earlier schema know none
         names = dict.fromkeys([*old.load, *new.load])
         found += [
@@ -159,7 +157,9 @@ def _notes(old: CellFigures, new: CellFigures) -> list[str]:
     ]
     known = _flat(old), _flat(new)
     notes += [f"option {name} is {value!r}, which the old result did not know" for name, value in known[1].items() if name not in known[0]]
-    notes += [f"option {name} was {value!r}, which the new result does not know" for name, value in known[0].items() if name not in known[1]]
+    notes += [
+        f"option {name} was {value!r}, which the new result does not know" for name, value in known[0].items() if name not in known[1]
+    ]
     if bool(old.load) != bool(new.load):
         notes.append("one of the results does not say its load: whether it was the same is not known")
     return [*notes, f"measured {after.date}, was {before.date}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from octavo.bench.ablation.measures import find_measure
 from octavo.bench.ablation.result import CHECKS_OF_TIME, FILE as ABLATION, AblationResult
 from octavo.bench.identity import Identity
 from octavo.bench.runs import HEADER, Run
+from octavo.bench.schema import migrated
 from octavo.bench.self_checks import failed_checks
 from octavo.core.errors import ResultError
 
 SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # of a kept file
 MEASURES = ("output tok/s", "TTFT p50", "ITL p50", "ITL p99")
 KEPT = "figures.json"  # in a folder
 RUN = "run"  # the name of the only cell of a result that is no ablation
@@ -125,15 +127,12 @@ def _cell(runs: Sequence[Run], *, tokens_hold: bool) -> CellFigures:
 
 def _read(path: Path) -> Figures:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["schema_version"]
-        if version > SCHEMA_VERSION:
-            raise ResultError(f"{path} has schema version {version}, this Octavo reads up to {SCHEMA_VERSION}: update Octavo")
-        return _FIGURES.validate_python(content)
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+        return _FIGURES.validate_python(migrated(content, MIGRATIONS, where=path, to=SCHEMA_VERSION, header=lambda content: content))
     except ValidationError as error:
         problem = error.errors()[0]
         raise ResultError(f"{path} is damaged: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ResultError(f"{path} holds no figures of Octavo: {error}") from error
 
 

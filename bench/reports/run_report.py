@@ -118,7 +118,11 @@ def _failures(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def _pool(report: Report, run: Run, *, plots: bool) -> None:
-    account = run.account
+    account = run.accounted
+    if account is None:
+        report.lines += ["## KV pool", "", "The step log contradicts itself, so that it has no account: see the self-check above.", ""]
+        report.lines += [_load(run), ""]
+        return
     shares = kv_shares(asdict(account.shares))
     heads = [*shares, "shared", "copies", "evictions", "prefix hits"]
     prefix = account.prefix

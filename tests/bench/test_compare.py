@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from octavo.bench import figures as module
 from octavo.bench.compare import SAME, compare
 from octavo.bench.figures import KEPT, MEASURES, CellFigures, Figures, of_ablation, of_runs, read_figures
 from octavo.bench.identity import Identity
@@ -167,6 +168,16 @@ def test_figures_of_a_result(tmp_path: Path) -> None:
     assert read_figures(tmp_path / "new" / KEPT) == read_figures(tmp_path / "new") == made
     result.outputs["s"]["fast"] = OTHER
     assert not of_ablation(result).cells["s/fast"].tokens_hold
+
+
+def test_kept_figures_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come through the migration; without one, what to do is said."""
+    figures().save(tmp_path / "kept.json")
+    monkeypatch.setattr(module, "SCHEMA_VERSION", 2)
+    with pytest.raises(ResultError, match="schema version 1, which this Octavo cannot read any more"):
+        read_figures(tmp_path / "kept.json")
+    monkeypatch.setitem(module.MIGRATIONS, 1, lambda content: content | {"doubts": ["migrated"]})
+    assert read_figures(tmp_path / "kept.json").doubts == ["migrated"]
 
 
 def test_figures_of_runs(tmp_path: Path) -> None:
