@@ -1,8 +1,9 @@
 """An old result against a new one: ratios with intervals, and whether anything became slower.
 
 Both must be of the same model revision, context, limits, load, device and work; else the difference is refused by name. An option that
-only one version knows is a note. Repeats are paired by their work, but not by the time they ran at: what a day does to a machine is in the ratio. So a difference counts only beyond a tolerance, and
-beyond what a baseline showed beside itself in either result. Must not know: engines, how it is printed.
+only one version knows is a note. Repeats are paired by their work, but not by the time they ran at: what a day does to a machine is in
+the ratio. So a difference counts only beyond a tolerance, and beyond what a baseline showed beside itself in either result.
+Must not know: engines, how it is printed.
 """
 
 from __future__ import annotations

@@ -83,10 +83,11 @@ def no_slot_is_counted_twice(run: Run) -> str | None:
     if found is None or not found.overdrawn.any():
         return None
     worst = int(found.overdrawn.argmax())
-    line = run.steps[worst]
+    line, excess = run.steps[worst], int(found.overdrawn[worst])
+    steps = int((found.overdrawn > 0).sum())
     return (
-        f"in step {line.step} live sequences held {line.usage_running.held} slots that were not written yet; {line.num_written} were written, "
-        f"and with those that never were it is {int(found.overdrawn[worst])} more than there were; so in {int((found.overdrawn > 0).sum())} steps"
+        f"in step {line.step} live sequences held {line.usage_running.held} unwritten slots; {line.num_written} were written; with those "
+        f"that never were it is {excess} more than there were; so in {steps} steps"
     )
 
 

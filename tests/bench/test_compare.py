@@ -210,7 +210,7 @@ def test_what_has_no_figures(tmp_path: Path) -> None:
         of_runs([with_identity(made_run(1.0), 0), other])
     faster = with_identity(made_run(1.0), 1)
     faster.settings = {"request_rate": 2.0}
-    with pytest.raises(ResultError, match="one was sent with {}, another with {'request_rate': 2.0}"):
+    with pytest.raises(ResultError, match=r"one was sent with \{\}, another with \{'request_rate': 2\.0\}"):
         of_runs([with_identity(made_run(1.0), 0), faster])
     with pytest.raises(ResultError, match="is no result"):
         read_figures(tmp_path)
