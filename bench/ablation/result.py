@@ -123,17 +123,19 @@ class AblationResult:
         pairs = [cell for cell in self.cells.get(scenario, []) if cell.parent is not None and not cell.left_out]
         return [self._compare(scenario, cell, measure, floors[measure.name]) for cell in pairs for measure in measured]
 
-    def _floor(self, scenario: str, measure: Measure) -> Interval | None:
+    def _floor(self, scenario: str, measure: Measure) -> tuple[Interval | None, str]:
         again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)
-        return None if again is None or again.parent is None else self._interval(scenario, again.name, again.parent, measure)[0]
+        if again is None or again.parent is None:
+            return None, "the baseline was not run twice"
+        return self._interval(scenario, again.name, again.parent, measure)
 
-    def _compare(self, scenario: str, cell: CellInfo, measure: Measure, floor: Interval | None) -> Comparison:
-        parent = str(cell.parent)
+    def _compare(self, scenario: str, cell: CellInfo, measure: Measure, noise: tuple[Interval | None, str]) -> Comparison:
+        parent, (floor, no_floor) = str(cell.parent), noise
         interval, problem = None, "its tokens are not the parent's"
         if self.holds(scenario, cell.name):
             interval, problem = self._interval(scenario, cell.name, parent, measure)
         if interval is not None and floor is None:
-            problem = "the baseline was not run twice: there is no noise floor"
+            problem = f"there is no noise floor: {no_floor}"
         found: Verdict = "too noisy to say"
         if interval is not None and floor is not None:
             found = verdict(interval, floor, higher_is_better=measure.higher_is_better)
@@ -154,10 +156,16 @@ class AblationResult:
         both = sorted(mine.keys() & theirs.keys())
         if not both:
             return None, "no repeat that both have"
+        lost, parents = self._failures(scenario, cell, both), self._failures(scenario, parent, both)
+        if lost > parents:  # who fails has less to do, and rates and gaps are of those that were answered
+            return None, f"{lost} requests failed, {parents} of the parent's did"
         try:
             return ratio_interval([mine[r] for r in both], [theirs[r] for r in both], seed=self.spec.seed), ""
         except ValueError:
             return None, f"{measure.name} is not a number above 0 in every repeat (requests failed, or there are none of that class)"
+
+    def _failures(self, scenario: str, cell: str, repeats: Sequence[int]) -> int:
+        return sum(not record.succeeded for repeat in repeats for record in self.runs[scenario, cell, repeat].records)
 
     # -------------------------------------------------------------------- a folder
 

@@ -40,9 +40,32 @@ def test_slower_and_nothing() -> None:
 def test_failures_give_no_ratio() -> None:
     """A percentile that some requests never reached is no number (fault 47)."""
     result = twice_as_fast(compared=["TTFT p99"])
-    result.runs["s", "fast", 1] = made_run(2.0, records=[record(0, 1.0, 2.0, 2.0), record(1)])
+    for name in ("base", "fast"):
+        result.runs["s", name, 1] = made_run(2.0, records=[record(0, 1.0, 2.0, 2.0), record(1)])
     first = result.comparisons("s")[0]
     assert first.interval is None and first.problem.startswith("TTFT p99 is not a number above 0 in every repeat")
+
+
+@pytest.mark.parametrize("measure", ["output tok/s", "ITL p50", "ITL mean"])
+def test_nobody_is_faster_for_having_failed(measure: str) -> None:
+    """A cell that fails more requests than its parent has no ratio; one that fails fewer has."""
+    result = twice_as_fast(compared=[measure])
+    result.runs["s", "fast", 1] = made_run(2.0, records=[record(0, 0.1, 0.2, 0.3), record(1)])
+    first = result.comparisons("s")[0]
+    assert (first.interval, first.verdict, first.problem) == (None, "too noisy to say", "1 requests failed, 0 of the parent's did")
+    result.runs["s", "base", 1] = made_run(4.0, records=[record(0), record(1)])
+    result.runs["s", "base", 2] = made_run(4.0, records=[record(0, 1.0, 2.0, 4.0), record(1)])
+    del result.runs["s", "base", 1], result.runs["s", AGAIN, 1]
+    assert result.comparisons("s")[0].interval is not None  # the repeat that failed has no pair
+
+
+def test_no_floor_by_failures() -> None:
+    """The baseline's second run that fails requests is no noise floor, and that is said."""
+    result = twice_as_fast()
+    result.runs["s", AGAIN, 0] = made_run(4.0, records=[record(0, 1.0, 2.0, 4.0), record(1)])
+    first = result.comparisons("s")[0]
+    assert (first.floor, first.verdict) == (None, "too noisy to say")
+    assert first.problem == "there is no noise floor: 1 requests failed, 0 of the parent's did"
 
 
 def test_measures() -> None:
