@@ -54,8 +54,8 @@ def ratio_interval(
     Percentiles of resampled means of log ratios. Plain percentiles are too narrow (they take the spread for known, and divide by n where
     n - 1 is right), so the percentiles asked for are those that would be right for normal noise: Hesterberg, "What Teachers Should Know
     About the Bootstrap" (2015), section 5.3. With fewer than `RESAMPLED` repeats no percentile is wide enough, since no resampled mean lies
-    beyond the repeats themselves: there it is Student's interval of the log ratios, which takes their noise for normal. Raises ValueError where the sides do not pair up or a value is not
-    above 0.
+    beyond the repeats themselves: there it is Student's interval of the log ratios, which takes their noise for normal.
+    Raises ValueError where the sides do not pair up or a value is not above 0.
     """
     if len(candidate) != len(baseline) or not candidate:
         raise ValueError(f"repeats must come in pairs, not {len(candidate)} and {len(baseline)}")
