@@ -6,6 +6,7 @@ Must not know: how a run was made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -216,8 +217,15 @@ def table_does_not_contradict_itself(run: Run) -> str | None:
 
 
 def a_a(one: Sequence[float], other: Sequence[float], *, what: str = "time") -> str | None:
-    """The same stack, measured twice, is within 3 % of itself; else differences of that size mean nothing. Medians of each."""
-    ratio = median(other) / median(one)
+    """The same stack, measured twice, is within 3 % of itself; else differences of that size mean nothing.
+
+    By the geometric mean of the ratios of pairs, which had the same work. Raises ValueError where the sides do not pair up.
+    """
+    if len(one) != len(other) or not one:
+        raise ValueError(f"repeats must come in pairs, not {len(one)} and {len(other)}")
+    if not all(math.isfinite(value) and value > 0 for value in (*one, *other)):
+        return f"the same stack measured twice has no {what} above 0 in every repeat, so that it cannot be compared with itself"
+    ratio = math.exp(math.fsum(math.log(later / before) for before, later in zip(one, other, strict=True)) / len(one))
     if abs(ratio - 1) > A_A:
         return f"the same stack measured twice differs by {ratio - 1:+.1%} in {what}: differences below that mean nothing here"
     return None
