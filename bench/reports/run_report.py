@@ -52,6 +52,8 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
     if run.memory is not None:
         rows = [[name, f"{size / GIB:.3f} GiB", f"{100 * share:.1f} %"] for name, size, share in run.memory.rows]
         lines += ["## Memory", "", *table(["of " + run.memory.device, "size", "share"], rows), ""]
+        if run.accounted is not None and run.accounted.saved_slots:
+            lines += [f"Sharing spares {run.memory.saving(run.accounted.saved_slots)}.", ""]
     lines += ["## Measured with", "", *table(["", ""], identity_rows(run.identity, run)), ""]
     return report
 
