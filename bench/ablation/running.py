@@ -121,7 +121,14 @@ class _Ablation:
         self.told(f"{scenario}: the parts of {cell.name}'s steps", self.over, self.total)
         load = self.spec.scenarios[scenario].load
         try:
-            known[cell.name] = break_down(self.engines, cell.config, self._work(scenario, 0), concurrency=load.concurrency, runs=runs)
+            known[cell.name] = break_down(
+                self.engines,
+                cell.config,
+                self._work(scenario, 0),
+                load=load,
+                warm_up=lambda built: self._warm_up(built, scenario),
+                runs=runs,
+            )
         except Exception as error:
             self.result.broken[f"{scenario}/{cell.name}/parts"] = f"{type(error).__name__}: {error}"
         self.result.save(self.folder)
