@@ -6,6 +6,7 @@ Must not know: how a run was made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -95,7 +96,10 @@ def no_slot_is_counted_twice(run: Run) -> str | None:
 
 
 def gaps_make_up_the_whole(run: Run) -> str | None:
-    """Time to first token and all gaps between tokens are the time from end to end, and tokens come in order, after they are asked for."""
+    """Time to first token and all gaps between tokens are the time from end to end, and tokens come in order, after they are asked for.
+
+    Over HTTP, where no steps are seen, an answer ends with its connection's last bytes, a moment after its last token.
+    """
     for record in run.records:
         times = record.token_times
         if not times:
@@ -104,7 +108,8 @@ def gaps_make_up_the_whole(run: Run) -> str | None:
         if min(gaps, default=0.0) < -CLOCK or times[0] < record.sent - CLOCK:
             return f"request {record.index}: a token came {-min([*gaps, times[0] - record.sent]):.6f} s before what it follows"
         whole = (times[0] - record.sent) + sum(gaps)
-        if record.succeeded and abs(whole - (record.ended - record.sent)) > max(CLOCK, 1e-3 * whole):
+        after = (record.ended - record.sent) - whole
+        if record.succeeded and (abs(after) if run.steps else -after) > max(CLOCK, 1e-3 * whole):
             return (
                 f"request {record.index}: time to first token {times[0] - record.sent:.6f} s and gaps of {sum(gaps):.6f} s are "
                 f"{whole:.6f} s, it took {record.ended - record.sent:.6f} s from end to end"
@@ -216,8 +221,15 @@ def table_does_not_contradict_itself(run: Run) -> str | None:
 
 
 def a_a(one: Sequence[float], other: Sequence[float], *, what: str = "time") -> str | None:
-    """The same stack, measured twice, is within 3 % of itself; else differences of that size mean nothing. Medians of each."""
-    ratio = median(other) / median(one)
+    """The same stack, measured twice, is within 3 % of itself; else differences of that size mean nothing.
+
+    By the geometric mean of the ratios of pairs, which had the same work. Raises ValueError where the sides do not pair up.
+    """
+    if len(one) != len(other) or not one:
+        raise ValueError(f"repeats must come in pairs, not {len(one)} and {len(other)}")
+    if not all(math.isfinite(value) and value > 0 for value in (*one, *other)):
+        return f"the same stack measured twice has no {what} above 0 in every repeat, so that it cannot be compared with itself"
+    ratio = math.exp(math.fsum(math.log(later / before) for before, later in zip(one, other, strict=True)) / len(one))
     if abs(ratio - 1) > A_A:
         return f"the same stack measured twice differs by {ratio - 1:+.1%} in {what}: differences below that mean nothing here"
     return None

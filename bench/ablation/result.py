@@ -114,22 +114,28 @@ class AblationResult:
         return all(outputs.hold for cells in self.outputs.values() for outputs in cells.values())
 
     def failed_checks(self, *, of_time: bool) -> dict[str, list[str]]:
-        """By "scenario/cell/repeat", what does not hold in that run. Those `of_time` may be the machine's doing, others never are."""
-        found: dict[str, list[str]] = {}
+        """By "scenario/cell/repeat", what does not hold in that run; `of_time` also by scenario, if its baseline differs from itself.
+
+        Those `of_time` may be the machine's doing, others never are.
+        """
+        found = {scenario: texts for scenario in self.cells if of_time and (texts := self.unsteady(scenario))}
         for key, run in sorted(self.runs.items()):
             for one in failed_checks(run):
                 if (one.check in CHECKS_OF_TIME) is of_time:
                     found.setdefault("/".join(map(str, key)), []).append(f"{one.check}: {one.text}")
         return found
 
-    def unsteady(self, scenario: str) -> str | None:
-        """By how much the baseline differs from itself, in the main measure, if by more than 3 %."""
+    def unsteady(self, scenario: str) -> list[str]:
+        """By how much the baseline differs from itself, in each measure that is compared and in which it is more than 3 %."""
         again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)
         if again is None or again.parent is None:
-            return None
-        measure = find_measure(self.spec.compared[0])
-        one, other = (list(self.values(scenario, name, measure).values()) for name in (again.parent, again.name))
-        return a_a(one, other, what=measure.name) if one and other else None
+            return []
+        found = []
+        for measure in map(find_measure, self.spec.compared):
+            one, other = (self.values(scenario, name, measure) for name in (again.parent, again.name))
+            if both := sorted(one.keys() & other.keys()):
+                found.append(a_a([one[repeat] for repeat in both], [other[repeat] for repeat in both], what=measure.name))
+        return [text for text in found if text is not None]
 
     def comparisons(self, scenario: str, *, measures: Sequence[str] | None = None) -> list[Comparison]:
         """Every cell that has a parent, in these measures (default: the specification's); the noise floor's own is the last."""

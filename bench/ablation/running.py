@@ -16,6 +16,7 @@ from pathlib import Path
 from octavo.bench.ablation.agreement import Outputs
 from octavo.bench.ablation.breakdown import break_down
 from octavo.bench.ablation.cells import Cell
+from octavo.bench.ablation.claims import check_claims
 from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.measures import find_measure
 from octavo.bench.ablation.preparation import prepare
@@ -73,8 +74,9 @@ class _Ablation:
 
     def prepare(self) -> None:
         """Find every mistake that can be found before the first run."""
-        for name in (*self.spec.compared, *(claim.measure for claim in self.spec.claims)):
+        for name in self.spec.compared:
             find_measure(name)
+        check_claims(self.spec)
         for scenario in self.spec.scenarios:
             self.told(f"preparing {scenario}", 0, 0)
             self.cells[scenario], self.result.cells[scenario] = prepare(self.engines, self.spec, scenario)

@@ -34,7 +34,7 @@ def markdown(result: AblationResult, *, notes: Sequence[str] = (), figures: Mapp
     if spec.claims:
         rows = [[headline(one.claim), one.outcome, one.found] for one in judge(result)]
         lines += ["## What must hold", "", *table(["claim", "outcome", "found"], rows), ""]
-    doubts = [f"* {scenario}: {text}" for scenario in result.cells if (text := result.unsteady(scenario))]
+    doubts: list[str] = []
     for of_time in (True, False):
         failed = result.failed_checks(of_time=of_time)
         doubts += [f"* {where}: {problem}" for where, problems in failed.items() for problem in problems]

@@ -38,8 +38,6 @@ def _doubts(result: AblationResult) -> list[str]:
     lines = []
     for of_time, said in ((False, CONTRADICTION), (True, TOO_BUSY)):
         failed = [f"{where}: {problem}" for where, problems in result.failed_checks(of_time=of_time).items() for problem in problems]
-        if of_time:
-            failed = [*(f"{scenario}: {text}" for scenario in result.cells if (text := result.unsteady(scenario))), *failed]
         lines += warning(said, failed)
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,6 +14,7 @@ from octavo.bench.ablation.summary import summarise
 from octavo.bench.reports.run_report import run_report
 from octavo.bench.runs import Run
 from octavo.bench.self_checks import CHECKS, a_a, a_a_of_runs, failed_checks
+from tests.bench.ablation.made import made_run
 from tests.bench.measured import measured, timed
 from tests.bench.pools import ALLOCATORS, SCHEDULERS
 from tests.matrix.stacks import stack_reports
@@ -180,7 +182,19 @@ def test_requests_that_never_came_are_in_no_queue() -> None:
 def test_the_same_stack_twice() -> None:
     """Up to 3 % apart is noise that is small enough."""
     assert a_a([1.0, 1.1, 0.9], [1.02, 1.12, 0.8]) is None
+    assert a_a([1.0, 10.0], [1.1, 9.1]) is None  # pairs, which had the same work
+    for nothing in (0.0, math.nan, math.inf):
+        assert "cannot be compared with itself" in str(a_a([nothing], [nothing]))
     assert "+4.0%" in str(a_a([1.0], [1.04])) and "-4.0%" in str(a_a([1.0], [0.96]))
     run = good()
     slower = replace_records(run, lambda record: replace(record, ended=record.ended * 1.05))
     assert a_a_of_runs(run, run) is None and "+5.0%" in str(a_a_of_runs(run, slower))
+
+
+def test_an_answer_over_http_ends_after_its_last_token() -> None:
+    """With the connection's last bytes; never before its tokens. An engine in this process ends with the token."""
+    run = made_run(4.0)
+    check = CHECKS["TTFT + gaps = end to end"]
+    for late, steps, fails in ((0.05, [], False), (-0.05, [], True), (0.05, run.steps, True), (-0.05, run.steps, True)):
+        records = [replace(one, ended=one.ended + late) for one in run.records]
+        assert (check(replace(run, records=records, steps=steps)) is not None) is fails

@@ -12,6 +12,7 @@ from octavo.__main__ import main
 from octavo.bench.ablation import running
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.interrupts import RunInterrupted
+from tests.bench.ablation.made import twice_as_fast
 from tests.models import tiny
 
 FILE = """
@@ -116,6 +117,17 @@ def test_other_tokens_are_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert ablate(write(), "--model", str(tiny("llama_gqa")), "--out", "kept") == 1
     printed = capsys.readouterr().out
     assert "DIFFERENT: seed 0, item 1, token 0:" in printed and "its tokens are not the parent's" in printed
+
+
+@pytest.mark.parametrize(("least", "status"), [(1.5, 0), (2.0, 0), (3.0, 1)])
+def test_a_claim_that_fails_is_status_1(least: float, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that holds or is undecided is not. The made runs hold no pool, which is of no interest here."""
+    monkeypatch.setattr("octavo.bench.ablation.result.failed_checks", lambda run: [])
+    result = twice_as_fast(claims=[{"scenario": "s", "cell": "fast", "measure": "output tok/s", "at_least": least}])
+    for key, run in list(result.runs.items()):
+        result.add(tmp_path, key, run)
+    result.save(tmp_path)
+    assert ablate("--show", str(tmp_path)) == status
 
 
 def test_ctrl_c_is_130_and_resuming_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

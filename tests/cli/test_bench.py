@@ -20,6 +20,7 @@ from octavo.bench import drive as driving
 from octavo.bench.interrupts import RunInterrupted
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
+from octavo.bench.self_checks import Problem
 from octavo.bench.workloads import WORKLOADS
 from octavo.cli import build_parser, main
 from octavo.cli.bench.workload_flags import arrivals_from, loop_lines, work_from
@@ -110,6 +111,16 @@ def test_a_closed_loop_with_classes(engine_words: list[str], capsys: pytest.Capt
     assert figures(out)["Maximum request concurrency"] == 2 and figures(out)["Successful requests"] == 6
     assert [line.split()[:2] for line in out.splitlines()[-3:]] == [["class", "requests"], ["chat", "3"], ["document", "3"]]
     assert "max_model_len is 128: 3 of 6 requests are cut to fit" in err and "This will take" not in err
+
+
+@pytest.mark.parametrize(("check", "status"), [("pool empty at the end", 1), ("Little's law", 0)])
+def test_a_contradiction_is_status_1(
+    check: str, status: int, engine_words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a busy machine can fail only warns."""
+    monkeypatch.setattr("octavo.bench.self_checks.failed_checks", lambda run: [Problem(check, "1 is not 2")])
+    assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe"]) == status
+    assert f"self-check failed: {check}: 1 is not 2" in capsys.readouterr().err
 
 
 def test_failures_are_counted_and_named(engine_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table. Returns 1 where tokens differ, a run broke or contradicts itself, 130 after Ctrl-C."""
+    """Print the table. Returns 1 where tokens differ, a run broke or contradicts itself or a claim fails, 130 after Ctrl-C."""
     if args.show:
         return _print(_load(args.show))
     spec, folder = _what(args)
@@ -115,10 +115,12 @@ def _load(folder: str) -> AblationResult:
 
 
 def _print(result: AblationResult, *, keep: Path | None = None) -> int:
+    from octavo.bench.ablation.claims import judge
     from octavo.bench.ablation.table import markdown
 
     text = markdown(result)
     if keep is not None:
         (keep / "table.md").write_text(text, encoding="utf-8")
     print(text, end="")
-    return 0 if result.tokens_agree and not result.broken and not result.failed_checks(of_time=False) else 1
+    wrong = result.broken or result.failed_checks(of_time=False) or any(one.outcome == "fails" for one in judge(result))
+    return 0 if result.tokens_agree and not wrong else 1

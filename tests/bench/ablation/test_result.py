@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.ablation.claims import judge, prefix_bound
+from octavo.bench.ablation.claims import check_claims, judge, prefix_bound
 from octavo.bench.ablation.measures import MEASURES, find_measure
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.ablation.summary import gaps_with_prefill, summarise
@@ -109,8 +109,8 @@ def test_what_hits_could_save() -> None:
     """Cold, 200 prompt tokens take 3 of 4 s. With half of them found, 1.5 s are left out at most: 4 / 2.5."""
     cold = made_run(4.0, steps=[step(0.0, 3.0, tokens=200), step(3.0, 4.0)])
     warm = made_run(2.5, records=[record(0, 1.0, 2.0, 2.5, num_cached_tokens=40), record(1, 1.0, 2.0, 2.5, num_cached_tokens=60)])
-    assert prefix_bound([cold], [warm]) == pytest.approx(4 / 2.5)
-    assert prefix_bound([cold], [cold]) == 1.0 and prefix_bound([], []) == 1.0
+    assert prefix_bound(cold, warm) == pytest.approx(4 / 2.5)
+    assert prefix_bound(cold, cold) == 1.0
 
 
 def test_a_share_of_the_bound() -> None:
@@ -123,6 +123,37 @@ def test_a_share_of_the_bound() -> None:
             one.num_cached_tokens = 100
     (judged,) = judge(result)
     assert judged.outcome == "fails" and "2.00x" in judged.found and "of at most 2.50x: 0.80x" in judged.found
+
+
+def test_bounds_are_of_pairs() -> None:
+    """Of the same repeat, and each ratio is divided by its own bound: one that always reaches it has no spread."""
+    result = twice_as_fast(claims=[claim(at_least=0.99, of_bound=True)])
+    for repeat, (seconds, share) in enumerate(((4.0, 0.2), (8.0, 0.4), (2.0, 0.6))):
+        prefill = share * seconds
+        result.runs["s", "base", repeat] = made_run(seconds, steps=[step(0.0, prefill, tokens=200), step(prefill, seconds)])
+        warm = result.runs["s", "fast", repeat] = made_run(seconds - prefill)
+        for one in warm.records:
+            one.num_cached_tokens = 100
+    assert judge(result)[0].found.endswith("1.00x [1.00, 1.00]")
+    del result.runs["s", "base", 0], result.runs["s", "fast", 2]  # one pair is left
+    (judged,) = judge(result)
+    assert judged.outcome == "undecided" and judged.found.endswith("of at most 1.67x: 1.00x")
+
+
+def test_hits_that_are_priced_at_a_whole_run() -> None:
+    """There is no bound then, and nothing is decided."""
+    result = twice_as_fast(claims=[claim(at_least=0.9, of_bound=True)])
+    for repeat in range(3):
+        result.runs["s", "fast", repeat].records[0].num_cached_tokens = 100_000
+    (judged,) = judge(result)
+    assert judged.outcome == "undecided" and "priced at more than a whole run" in judged.found
+
+
+def test_a_bound_is_of_throughput() -> None:
+    """A share of a speed-up says nothing of a time."""
+    check_claims(twice_as_fast(claims=[claim(at_least=0.9, of_bound=True)]).spec)
+    with pytest.raises(InvalidOptionsError, match="'TTFT p50' is a time, of which less is better"):
+        check_claims(twice_as_fast(claims=[claim(at_most=0.9, of_bound=True, measure="TTFT p50")]).spec)
 
 
 def test_gaps_with_prompts() -> None:
@@ -194,9 +225,35 @@ def test_runs_that_contradict_themselves() -> None:
     assert not any("pool" in problem for problems in of_time.values() for problem in problems)
     text = markdown(result)
     assert "## Self-checks that failed" in text and "* s/fast/0: pool empty at the end: " in text
-    assert result.unsteady("s") is None
+    assert result.unsteady("s") == []
     shaky = made({"base": BASE, AGAIN: FAST}, parents=PARENTS)
-    assert str(shaky.unsteady("s")).startswith("the same stack measured twice differs by +100.0% in output tok/s")
+    (said,) = shaky.unsteady("s")
+    assert said.startswith("the same stack measured twice differs by +100.0% in output tok/s")
+    assert shaky.failed_checks(of_time=True)["s"] == [said] and "s" not in shaky.failed_checks(of_time=False)
+    assert markdown(shaky).count(said) == 1
+
+
+def test_a_baseline_is_compared_with_itself_in_every_measure() -> None:
+    """Pair by pair, and not by the main measure alone."""
+    result = twice_as_fast(compared=["output tok/s", "TTFT p50"])
+    for repeat, seconds in enumerate(AGAIN_TOO):
+        times = (seconds / 3, seconds / 2, seconds)
+        result.runs["s", AGAIN, repeat] = made_run(seconds, records=[record(0, *times), record(1, *times)])
+    (said,) = result.unsteady("s")
+    assert said.startswith("the same stack measured twice differs by +33.3% in TTFT p50")
+    paired = made({"base": [1.0, 4.0, 8.0], AGAIN: [2.0, 4.0, 8.0]}, parents=PARENTS)
+    assert "-20.6% in output tok/s" in paired.unsteady("s")[0]  # whose medians are equal
+
+
+def test_a_baseline_that_answers_nothing() -> None:
+    """It is named, and the table is made all the same."""
+    nothing = [record(0), record(1)]
+    result = twice_as_fast()
+    for repeat in range(3):
+        for name in ("base", AGAIN):
+            result.runs["s", name, repeat] = made_run(4.0, records=nothing)
+    assert "has no output tok/s above 0 in every repeat" in result.unsteady("s")[0]
+    assert "has no output tok/s above 0" in markdown(result)
 
 
 def test_an_unfinished_result_has_a_table() -> None:
