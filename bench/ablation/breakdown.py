@@ -6,15 +6,17 @@ Must not know: other cells, how figures are printed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.bench.ablation.engines import Engines
+from octavo.bench.ablation.spec import LoadSpec
 from octavo.bench.drive import drive
 from octavo.bench.roofline import Limits, RooflineShare, cost_model, measure_limits, roofline
 from octavo.bench.runs import Run
 from octavo.bench.step_parts import ForwardParts, timed_parts
 from octavo.bench.work import Work
+from octavo.core.assembly import BuiltEngine
 from octavo.core.settings.config import EngineConfig
 
 
@@ -28,11 +30,16 @@ class Breakdown:
     roofline: dict[str, RooflineShare]  # by kind of step, over all repeats: decode, prompts
 
 
-def break_down(engines: Engines, config: EngineConfig, work: Work, *, concurrency: int | None, runs: Sequence[Run]) -> Breakdown:
-    """Run the work once more with timers, and hold the steps of `runs` against the device."""
+def break_down(
+    engines: Engines, config: EngineConfig, work: Work, *, load: LoadSpec, warm_up: Callable[[BuiltEngine], None], runs: Sequence[Run]
+) -> Breakdown:
+    """Run the work once more with timers, warmed up as the repeats were, and hold the steps of `runs` against the device."""
     loaded = engines.loaded(config)
-    with engines.open(config) as built, timed_parts(built.engine) as parts:
-        drive(built.engine, work, concurrency=concurrency)
+    with engines.open(config) as built:
+        warm_up(built)
+        built.engine.kv.reset()
+        with timed_parts(built.engine) as parts:
+            drive(built.engine, work, concurrency=load.concurrency, timeout_s=load.timeout_s)
     limits = measure_limits(loaded.facts.device, loaded.facts.dtype)
     steps = [line for run in runs for line in run.steps]
     return Breakdown(

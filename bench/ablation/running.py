@@ -125,7 +125,14 @@ class _Ablation:
         self.told(f"{scenario}: the parts of {cell.name}'s steps", self.over, self.total)
         load, where = self.spec.scenarios[scenario].load, f"{scenario}/{cell.name}/parts"
         try:
-            known[cell.name] = break_down(self.engines, cell.config, self._work(scenario, 0), concurrency=load.concurrency, runs=runs)
+            known[cell.name] = break_down(
+                self.engines,
+                cell.config,
+                self._work(scenario, 0),
+                load=load,
+                warm_up=lambda built: self._warm_up(built, scenario),
+                runs=runs,
+            )
         except Exception as error:
             self.result.broken[where] = f"{type(error).__name__}: {error}"
         else:

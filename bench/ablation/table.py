@@ -190,25 +190,28 @@ def _device(result: AblationResult) -> list[str]:
     identity = next((run.identity for run in result.runs.values() if run.identity is not None), None)
     if identity is None:
         return []
+    types = dict.fromkeys(run.identity.dtype for run in result.runs.values() if run.identity is not None)
     versions = ", ".join(f"{name} {version}" for name, version in identity.versions.items() if version)
     where = identity.cpu if identity.device == "cpu" else f"{identity.device} ({identity.driver})"
     return [
-        f"{identity.model} ({identity.model_revision}) in {identity.dtype} on {where}, {identity.threads} of {identity.cores} cores. "
+        f"{identity.model} ({identity.model_revision}) in {' and '.join(types)} on {where}, {identity.threads} of {identity.cores} cores. "
         f"{versions}. {result.spec.repeats} repeats.",
         "",
     ]
 
 
 def _groups(result: AblationResult, scenario: str, figures: dict[str, CellSummary]) -> list[str]:
-    """By class, where there are several. By prompt length stands in the saved result."""
-    rows = [
-        [name, group, *_speeds(speed), str(speed.failed)]
-        for name, found in figures.items()
-        if len(found.by_class) > 1 and result.holds(scenario, name)
-        for group, speed in found.by_class.items()
-    ]
-    heads = ["cell", "class", *SPEEDS, "failed"]
-    return ["", *table(heads, rows)] if rows else []
+    """By class and by length of the prompt, where there are several."""
+    lines: list[str] = []
+    for head, groups in (("class", "by_class"), ("prompt tokens", "by_prompt_length")):
+        rows = [
+            [name, group, *_speeds(speed), str(speed.failed)]
+            for name, found in figures.items()
+            if len(getattr(found, groups)) > 1 and result.holds(scenario, name)
+            for group, speed in getattr(found, groups).items()
+        ]
+        lines += ["", *table(["cell", head, *SPEEDS, "failed"], rows)] if rows else []
+    return lines
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
