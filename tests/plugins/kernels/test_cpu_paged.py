@@ -170,6 +170,15 @@ def test_copies_what_has_gaps_inside_a_head(level: str) -> None:
     check(level, replace(case, q=spread[0], k=spread[1], v=spread[2]))
 
 
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_nan_is_not_hidden(level: str, softcap: float | None) -> None:
+    """A query that is NaN gives NaN, with a soft cap too: a broken model shows."""
+    case = make_case(Spec(softcap=softcap))
+    kernel = kernel_of(level, case.layer)
+    q = torch.full_like(case.q, torch.nan)
+    assert kernel.attend(q, case.after, case.meta, kernel.prepare(case.meta), case.layer)[: case.live].isnan().all()
+
+
 def test_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """Without the native library, and in a type that it does not know."""
     options = CPU_PAGED.options()

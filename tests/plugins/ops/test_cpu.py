@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from octavo.core.errors import PluginContractError
 from octavo.core.model import Ops
 from octavo.core.native import absence, load
 from octavo.core.native.library import levels
+from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT
 from octavo.plugins.ops.cpu import CPU, octavo_ops
 from octavo.plugins.ops.cpu.ops import CpuOps
 
@@ -192,14 +194,30 @@ def test_argmax_is_that_of_the_logits(ops: CpuOps) -> None:
     weight[[17, 4900], 0] = 1.0
     packed = ops.pack(weight)
     assert ops.argmax(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=dtype), packed).tolist() == [17, 0, 0]
-    broken = ops.argmax(torch.full((2, 2), torch.nan, dtype=dtype), packed)
-    assert ((broken >= 0) & (broken < 5000)).all()  # arbitrary, but ids
+
+
+def test_argmax_of_what_is_not_finite_is_no_id(ops: CpuOps, threads: Callable[[int], None]) -> None:
+    """A NaN or infinity as the greatest, in any column, and rows with no logit above -infinity: as the sampling step has it."""
+    dtype, n = ops.dtype, 101
+    for column in (0, 1, 47, 48, 99, 100):
+        weight = torch.zeros(n, 3, dtype=dtype)
+        weight[column, 0], weight[column, 1] = torch.nan, torch.inf
+        weight[column + 1 - 2 * (column == 100), 2] = 1.0
+        for number in (1, 3):
+            threads(number)
+            for chosen, expected in ((0, NOT_FINITE), (1, NOT_FINITE)):
+                one = ops.pack(weight[:, chosen : chosen + 1].contiguous())
+                assert ops.argmax(torch.ones(9, 1, dtype=dtype), one).tolist() == [expected] * 9
+            assert torch.equal(ops.argmax(torch.full((2, 3), torch.nan, dtype=dtype), ops.pack(weight)), torch.full((2,), NOT_FINITE))
+    below = ops.pack(torch.zeros(n, 3, dtype=dtype), torch.full((n,), -torch.inf))
+    assert ops.argmax(torch.ones(2, 3, dtype=dtype), below).tolist() == [NOTHING_LEFT] * 2
 
 
 def test_no_rows_are_fine(ops: CpuOps) -> None:
-    """A step may want no logits."""
+    """A step may want no logits, the first step of a thread too."""
     for name, op in every_op(ops, ops.dtype).items():
-        assert len(op(torch.empty(0, 65, dtype=ops.dtype))) == 0, name
+        with ThreadPoolExecutor(1) as fresh:
+            assert len(fresh.submit(op, torch.empty(0, 65, dtype=ops.dtype)).result(timeout=60)) == 0, name
 
 
 def test_packing_replaces_the_weight(ops: CpuOps) -> None:
