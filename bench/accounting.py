@@ -72,6 +72,7 @@ class KVAccount:
     num_preempted: int
     num_recomputed: int
     prefix: PrefixSavings
+    overdrawn: Slots  # in each step, slots written or given back unwritten beyond those that were held; 0, or the log contradicts itself
     undecided: int  # blocks still held at the log's end; what they had empty then counts as reserved
 
 
@@ -88,8 +89,9 @@ def account(steps: Sequence[StepLine]) -> KVAccount:
     capacity = int(sizes[0])
     if (sizes != capacity).any():
         raise ValueError(f"the pool has {capacity} slots in the first step and {sorted(set(sizes.tolist()))} in the others")
-    written = np.minimum(written, held)
     never, undecided = _never_written(steps)
+    overdrawn = np.maximum(0, written + never - held)
+    written = np.minimum(written, held)
     internal = np.minimum(never, held - written)
     series = {
         "token_states": filled + written,
@@ -123,6 +125,7 @@ def account(steps: Sequence[StepLine]) -> KVAccount:
             evictions=stats.evictions,
             seconds=stats.hit_tokens * seconds_per_prompt_token(steps),
         ),
+        overdrawn=overdrawn,
         undecided=undecided,
     )
 

@@ -1,8 +1,9 @@
 """An old result against a new one: ratios with intervals, and whether anything became slower.
 
-Both must be of the same model revision, context, device and work; else the difference is refused by name. Repeats are paired by their
-work, but not by the time they ran at: what a day does to a machine is in the ratio. So a difference counts only beyond a tolerance, and
-beyond what a baseline showed beside itself in either result. Must not know: engines, how it is printed.
+Both must be of the same model revision, context, limits, load, device and work; else the difference is refused by name. An option that
+only one version knows is a note. Repeats are paired by their work, but not by the time they ran at: what a day does to a machine is in
+the ratio. So a difference counts only beyond a tolerance, and beyond what a baseline showed beside itself in either result.
+Must not know: engines, how it is printed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SAME = (
     "threads",
 )
 """Of an Identity: what both results must have in common."""
+DECIDED = ("device", "dtype", "kv_dtype", "max_model_len", "num_kv_slots", "kv_cache_memory", "gpu_memory_utilization")
+"""Of the engine's options: what SAME has as it came to be, however it was asked for."""
 
 Found = Literal["slower", "faster", "not slower", "too noisy to say"]
 
@@ -63,8 +66,9 @@ class Comparison:
 
     @property
     def says_nothing(self) -> bool:
-        """All of it is too noisy."""
-        return all(one.found == "too noisy to say" for one in self.changes)
+        """Of some cell, all that was measured is too noisy."""
+        cells = {one.cell for one in self.changes}
+        return not cells <= {one.cell for one in self.changes if one.found != "too noisy to say"}
 
 
 def compare(old: Figures, new: Figures, *, tolerance: float = TOLERANCE) -> Comparison:
@@ -109,9 +113,36 @@ def _differences(old: CellFigures, new: CellFigures) -> list[str]:
         for name in SAME
         if getattr(old.identity, name) != getattr(new.identity, name)
     ]
-    if not set(old.workloads) & set(new.workloads):
+    before, after = _flat(old), _flat(new)
+    found += [f"option {name} is {after[name]!r}, was {before[name]!r}" for name in before if name in after and before[name] != after[name]]
+    if old.load and new.load:  # figures of an earlier schema know none
+        names = dict.fromkeys([*old.load, *new.load])
+        found += [
+            f"the load's {name} is {new.load.get(name)!r}, was {old.load.get(name)!r}"
+            for name in names
+            if old.load.get(name) != new.load.get(name)
+        ]
+    if not _pairs(old, new):
         found.append("no repeat has the same work (see workload, sizes and seed)")
     return found
+
+
+def _flat(cell: CellFigures) -> dict[str, object]:
+    """Options by "kind.name"."""
+    return {
+        f"{kind}.{name}": value
+        for kind, options in cell.identity.options.items()
+        for name, value in options.items()
+        if not (kind == "engine" and name in DECIDED)
+    }
+
+
+def _pairs(old: CellFigures, new: CellFigures) -> list[tuple[int, int]]:
+    """Positions of repeats (old, new) that had the same work; where several of one result had, the first goes with the first."""
+    places: dict[str, list[int]] = {}
+    for at, work in enumerate(new.workloads):
+        places.setdefault(work, []).append(at)
+    return [(at, places[work].pop(0)) for at, work in enumerate(old.workloads) if places.get(work)]
 
 
 def _said(value: object) -> str:
@@ -125,18 +156,26 @@ def _notes(old: CellFigures, new: CellFigures) -> list[str]:
         for name, version in before.versions.items()
         if version != after.versions.get(name)
     ]
+    known = _flat(old), _flat(new)
+    notes += [f"option {name} is {value!r}, which the old result did not know" for name, value in known[1].items() if name not in known[0]]
+    notes += [
+        f"option {name} was {value!r}, which the new result does not know" for name, value in known[0].items() if name not in known[1]
+    ]
+    if bool(old.load) != bool(new.load):
+        notes.append("one of the results does not say its load: whether it was the same is not known")
     return [*notes, f"measured {after.date}, was {before.date}"]
 
 
 def _change(name: str, measure: str, old: Figures, new: Figures, tolerance: float) -> Change:
     before, after = old.cells[name], new.cells[name]
+    pairs = _pairs(before, after)
     limit = math.log1p(tolerance)
     noise = max(limit, _noise(old, name, measure), _noise(new, name, measure))
     interval, found, problem = None, "too noisy to say", ""
     if not after.tokens_hold and before.tokens_hold:
         found, problem = "slower", "its tokens are no longer what they must be"
-    elif sum(after.failed) > sum(before.failed):
-        found, problem = "slower", f"{sum(after.failed)} requests failed, {sum(before.failed)} did"
+    elif (failed := sum(after.failed[i] for _, i in pairs)) > (did := sum(before.failed[i] for i, _ in pairs)):
+        found, problem = "slower", f"{failed} requests failed, {did} did"
     else:
         interval, problem = _interval(before, after, measure)
     if interval is not None:
@@ -146,9 +185,9 @@ def _change(name: str, measure: str, old: Figures, new: Figures, tolerance: floa
 
 def _interval(old: CellFigures, new: CellFigures, measure: str) -> tuple[Interval | None, str]:
     """Over the repeats that had the same work."""
-    before = dict(zip(old.workloads, old.values[measure], strict=True))
-    after = dict(zip(new.workloads, new.values[measure], strict=True))
-    pairs = [(after[work], before[work]) for work in before if work in after]
+    pairs = [(new.values[measure][n], old.values[measure][o]) for o, n in _pairs(old, new)]
+    if not pairs:
+        return None, "no repeat has the same work"
     numbers = [(one, other) for one, other in pairs if one and other]
     if len(numbers) < len(pairs):
         return None, "there is no such number in every repeat"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,10 +19,12 @@ from octavo.bench.ablation.measures import find_measure
 from octavo.bench.ablation.result import CHECKS_OF_TIME, FILE as ABLATION, AblationResult
 from octavo.bench.identity import Identity
 from octavo.bench.runs import HEADER, Run
+from octavo.bench.schema import migrated
 from octavo.bench.self_checks import failed_checks
 from octavo.core.errors import ResultError
 
 SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # of a kept file
 MEASURES = ("output tok/s", "TTFT p50", "ITL p50", "ITL p99")
 KEPT = "figures.json"  # in a folder
 RUN = "run"  # the name of the only cell of a result that is no ablation
@@ -35,6 +38,7 @@ class CellFigures:
     workloads: list[str]  # their hashes
     failed: list[int]  # requests without an answer
     values: dict[str, list[float | None]]  # by measure, seconds or a rate; None: there is no such number
+    load: dict[str, Any] = field(default_factory=dict)  # how requests came: rate, concurrency, time-outs; empty: not known
     tokens_hold: bool = True  # they are what they must be, as far as they were compared
 
 
@@ -83,6 +87,9 @@ def of_runs(runs: Sequence[Run]) -> Figures:
     problems, doubts = ([text for of_time, text in found if of_time is wanted] for wanted in (False, True))
     if any(run.identity and runs[0].identity and run.identity.config_hash != runs[0].identity.config_hash for run in runs):
         raise ResultError("the runs are not repeats of each other: their settings differ")
+    for run in runs:
+        if run.settings != runs[0].settings:
+            raise ResultError(f"the runs are not repeats of each other: one was sent with {runs[0].settings}, another with {run.settings}")
     return Figures(cells={RUN: _cell(runs, tokens_hold=True)}, problems=problems, doubts=doubts)
 
 
@@ -113,21 +120,19 @@ def _cell(runs: Sequence[Run], *, tokens_hold: bool) -> CellFigures:
         workloads=[run.work.digest for run in runs],
         failed=[sum(not record.succeeded for record in run.records) for run in runs],
         values={name: [value if math.isfinite(value) else None for value in values] for name, values in found.items()},
+        load={name: value for name, value in runs[0].settings.items() if name != "model"},  # the identity says its revision
         tokens_hold=tokens_hold,
     )
 
 
 def _read(path: Path) -> Figures:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["schema_version"]
-        if version > SCHEMA_VERSION:
-            raise ResultError(f"{path} has schema version {version}, this Octavo reads up to {SCHEMA_VERSION}: update Octavo")
-        return _FIGURES.validate_python(content)
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+        return _FIGURES.validate_python(migrated(content, MIGRATIONS, where=path, to=SCHEMA_VERSION, header=lambda content: content))
     except ValidationError as error:
         problem = error.errors()[0]
         raise ResultError(f"{path} is damaged: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ResultError(f"{path} holds no figures of Octavo: {error}") from error
 
 

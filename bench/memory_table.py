@@ -17,6 +17,7 @@ import torch
 from octavo.core.devices import describe_device, device_memory
 from octavo.core.memory import PoolSize
 from octavo.core.model import Model
+from octavo.core.settings.resolve import ResolvedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +58,35 @@ class MemoryTable:
         return Saving(round(share * self.kv_cache), share, share * self.kv_cache / self.total)
 
 
+def full_step(config: ResolvedConfig) -> int:
+    """Tokens of the largest step."""
+    return config.scheduler_options.max_num_batched_tokens or config.max_model_len
+
+
 class MemoryMeter:
     """Made when the model is loaded and no pool is there yet; `begin` a run, and ask for its `table` afterwards."""
 
-    def __init__(self, model: Model, *, num_tokens: int) -> None:
-        """Runs a forward pass of `num_tokens` tokens, without attention, to see what it takes."""
+    def __init__(self, model: Model, *, beside: int = 0) -> None:
+        """`beside`: bytes of weights of other models that the process holds, which are no part of what this one needs."""
         self._model = model
         self._on_gpu = model.device.type == "cuda"
-        used = self._used()
-        self.other = max(0, used - model.weight_bytes())
-        self._reset()
-        _forward(model, num_tokens)
-        self.activations = max(0, self._highest() - used)
-        if self._on_gpu:
-            torch.cuda.empty_cache()
-        self.begin()
+        self.other = max(0, self._used() - model.weight_bytes() - beside)
+        self.activations = 0
+        self._seen: dict[int, int] = {}
 
-    def begin(self) -> None:
-        """A run starts: the peak is counted from now on."""
+    def begin(self, *, num_tokens: int) -> None:
+        """A run starts, whose steps have up to `num_tokens` tokens: the peak is counted from now on.
+
+        The first time for that many, runs a forward pass of them, without attention, to see what it takes.
+        """
+        if num_tokens not in self._seen:
+            used = self._used()
+            self._reset()
+            _forward(self._model, num_tokens)
+            self._seen[num_tokens] = max(0, self._highest() - used)
+            if self._on_gpu:
+                torch.cuda.empty_cache()
+        self.activations = self._seen[num_tokens]
         self._reset()
 
     def table(self, pool: PoolSize) -> MemoryTable:

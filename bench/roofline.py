@@ -91,9 +91,8 @@ def cost_model(loaded: LoadedModel) -> CostModel:
     shape, facts, num_bytes = loaded.model.shape, loaded.facts, loaded.model.weight_bytes()
     head = shape.vocab_size * shape.hidden_size
     parameters = shape.num_parameters or num_bytes // BYTES_OF[facts.dtype]
-    tied = bool(loaded.source.config.get("tie_word_embeddings", False))
     return CostModel(
-        block_weights=max(0, parameters - head * (1 if tied else 2)),
+        block_weights=max(0, parameters - head * (1 if shape.tied_embeddings else 2)),
         head_weights=head,
         weight_bytes=num_bytes / parameters,
         kv_bytes=kv_bytes_per_token(shape, facts.kv_dtype),

@@ -5,8 +5,7 @@
     requests.jsonl   what each request saw
     steps.jsonl      what each step of the engine did; empty where the engine is out of sight, behind HTTP
 
-A result is read by later versions than the one that wrote it: `schema_version` says how it is written, and `MIGRATIONS` bring older
-ones up, one version at a time. Must not know: who made it, what is made of it.
+`MIGRATIONS` bring what older versions wrote up to date, one version at a time. Must not know: who made it, what is made of it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +25,7 @@ from octavo.bench.accounting import KVAccount, account
 from octavo.bench.identity import Identity
 from octavo.bench.memory_table import MemoryTable
 from octavo.bench.records import RequestRecord
+from octavo.bench.schema import migrated
 from octavo.bench.step_log import StepLine
 from octavo.bench.work import Item, Work
 from octavo.core.errors import ResultError
@@ -44,9 +44,7 @@ class Stored:
     steps: list[dict[str, Any]]
 
 
-Migrations = Mapping[int, Callable[[Stored], Stored]]
-MIGRATIONS: Migrations = {}
-"""By schema version: what makes the next version's content of it. Version 1 is the first."""
+MIGRATIONS: dict[int, Callable[[Stored], Stored]] = {}
 
 
 @dataclass(kw_only=True)
@@ -71,6 +69,14 @@ class Run:
     def account(self) -> KVAccount:
         """Of its KV pool. Raises ValueError without steps."""
         return account(self.steps)
+
+    @property
+    def accounted(self) -> KVAccount | None:
+        """The same, None where there is none: no step was logged, or the log contradicts itself, which a self-check says."""
+        try:
+            return self.account
+        except ValueError:
+            return None
 
     def save(self, folder: str | Path) -> None:
         """Write the folder, whole or not at all, in place of an older run there. Raises ResultError if something else is there."""
@@ -110,7 +116,7 @@ class Run:
     def load(cls, folder: str | Path) -> Self:
         """Read a folder that this or an older version wrote. Raises ResultError that says which file is damaged, missing or too new."""
         folder = Path(folder)
-        stored = migrated(_read(folder), MIGRATIONS, where=folder)
+        stored = migrated(_read(folder), MIGRATIONS, where=folder, to=SCHEMA_VERSION, header=lambda stored: stored.header)
         header = stored.header
         try:
             work = header["work"]
@@ -133,26 +139,15 @@ class Run:
 
 
 def is_complete(folder: str | Path) -> bool:
-    """A run that came to its end is saved there: nothing is left for `--resume`. False where there is none, or it cannot be read."""
+    """A run that came to its end is saved there, of whatever version: nothing is left for `--resume`.
+
+    False where there is none, or it cannot be read.
+    """
     try:
         header = json.loads((Path(folder) / HEADER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(header, dict) and header.get("complete") is True and header.get("schema_version") == SCHEMA_VERSION
-
-
-def migrated(stored: Stored, migrations: Migrations, *, where: Path, to: int = SCHEMA_VERSION) -> Stored:
-    """The same in the current schema. Raises ResultError if it is newer, or too old."""
-    version = stored.header["schema_version"]
-    if version > to:
-        raise ResultError(f"{where} has schema version {version}, this Octavo reads up to {to}: update Octavo")
-    while version < to:
-        if version not in migrations:
-            raise ResultError(f"{where} has schema version {version}, which this Octavo cannot read any more: measure again")
-        stored = migrations[version](stored)
-        version += 1
-        stored.header["schema_version"] = version
-    return stored
+    return isinstance(header, dict) and header.get("complete") is True and isinstance(header.get("schema_version"), int)
 
 
 def _read(folder: Path) -> Stored:

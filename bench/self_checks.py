@@ -65,15 +65,30 @@ def shares_sum_to_100(run: Run) -> str | None:
 
 def pool_is_empty_at_the_end(run: Run) -> str | None:
     """Whoever ended gave everything back. Not of a run that was interrupted."""
-    if not run.steps or not run.complete:
+    found = run.accounted
+    if found is None or not run.complete:  # of a pool that changed its size, another check says so
         return None
-    usage, open_blocks = run.steps[-1].usage, run.account.undecided
+    usage, open_blocks = run.steps[-1].usage, found.undecided
     if usage.filled + usage.held or usage.host or open_blocks:
         return (
             f"after the last step live sequences hold {usage.filled + usage.held} slots of the pool and {usage.host} of host memory, "
             f"{open_blocks} blocks were never given back"
         )
     return None
+
+
+def no_slot_is_counted_twice(run: Run) -> str | None:
+    """What a step wrote, and what it held and never wrote, was held by then: block events and usage tell the same story."""
+    found = run.accounted
+    if found is None or not found.overdrawn.any():
+        return None
+    worst = int(found.overdrawn.argmax())
+    line, excess = run.steps[worst], int(found.overdrawn[worst])
+    steps = int((found.overdrawn > 0).sum())
+    return (
+        f"in step {line.step} live sequences held {line.usage_running.held} unwritten slots; {line.num_written} were written; with those "
+        f"that never were it is {excess} more than there were; so in {steps} steps"
+    )
 
 
 # -------------------------------------------------------------------------- times
@@ -216,6 +231,7 @@ def a_a_of_runs(one: Run, other: Run) -> str | None:
 CHECKS: dict[str, Check] = {
     "shares sum to 100": shares_sum_to_100,
     "pool empty at the end": pool_is_empty_at_the_end,
+    "no slot counted twice": no_slot_is_counted_twice,
     "TTFT + gaps = end to end": gaps_make_up_the_whole,
     "Little's law": littles_law,
     "step parts cover the steps": parts_cover_the_steps,

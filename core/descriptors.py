@@ -78,6 +78,7 @@ class ModelShape:
     vocab_size: int
     max_position_embeddings: int
     num_parameters: int | None  # None: known only once the model is loaded
+    tied_embeddings: bool = False  # the head's weight is the embedding's
     dtype: str  # the checkpoint's
 
     def facts(

@@ -19,8 +19,6 @@ from octavo.core.stack import Choice
 
 logger = logging.getLogger("octavo")
 
-METERED_TOKENS = 256  # of a forward pass that shows what activations take
-
 
 class Engines:
     """Builds engines. `report` gets the lines that loading a model logs; building an engine is silent."""
@@ -38,8 +36,9 @@ class Engines:
         key = (config.source, config.revision, _key(config.model), _key(config.ops), engine.dtype, engine.kv_dtype, engine.device)
         if key not in self._models:
             source = next((model.source for model in self._models.values() if model.source.name == config.source), None)
+            before = sum(model.model.weight_bytes() for model in self._models.values())
             loaded = self._models[key] = load_model(self.registry, config, source=source, report=self._report)
-            self._meters[id(loaded)] = MemoryMeter(loaded.model, num_tokens=METERED_TOKENS)
+            self._meters[id(loaded)] = MemoryMeter(loaded.model, beside=before)
         return self._models[key]
 
     def meter(self, config: EngineConfig) -> MemoryMeter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -23,10 +23,12 @@ from octavo.bench.ablation.measures import Measure, find_measure
 from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.intervals import Interval, Verdict, ratio_interval, verdict
 from octavo.bench.runs import Run, is_complete
+from octavo.bench.schema import migrated
 from octavo.bench.self_checks import a_a, failed_checks
 from octavo.core.errors import ResultError
 
 SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # of ablation.json; its runs have their own
 FILE = "ablation.json"
 CHECKS_OF_TIME = ("step parts cover the steps", "sent on time", "Little's law")  # steps of a few ms, or a busy machine, can fail them
 
@@ -215,11 +217,11 @@ def run_folder(folder: str | Path, key: tuple[str, str, int]) -> Path:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        version = content["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ResultError(f"{path.parent} is no result of octavo ablate: {path.name} cannot be read ({error})") from error
-    if version > SCHEMA_VERSION:
-        raise ResultError(f"{path} has schema version {version}, this Octavo reads up to {SCHEMA_VERSION}: update it")
+    if not isinstance(content, dict):
+        raise ResultError(f"{path} is damaged: it holds no table")
+    content = migrated(content, MIGRATIONS, where=path, to=SCHEMA_VERSION, header=lambda content: content)
     try:
         AblationSpec.model_validate(content.get("spec"))
     except ValidationError as error:

@@ -25,6 +25,7 @@ from octavo.bench.ablation.verification import Verifier
 from octavo.bench.ablation.works import scenario_work
 from octavo.bench.drive import drive
 from octavo.bench.identity import identify
+from octavo.bench.memory_table import full_step
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
 from octavo.bench.step_log import StepLog
@@ -150,7 +151,7 @@ class _Ablation:
 
         engine.kv.reset()
         identity, meter = identify(built, work), self.engines.meter(cell.config)
-        meter.begin()
+        meter.begin(num_tokens=full_step(built.config))
         with _no_collection():
             log = StepLog(engine.clock.now())
             with log.watching(engine):

@@ -72,7 +72,7 @@ def summarise(runs: Sequence[Run]) -> CellSummary:
     steps = [line for run in runs for line in run.steps if line.num_rows]
     prompt_tokens = sum(record.num_prompt_tokens for record in records)
     total_s = sum(sum(line.seconds.values()) for line in steps)
-    accounts = [run.account for run in runs if run.steps]
+    accounts = [account for run in runs if (account := run.accounted) is not None]
     parts = {name for line in steps for name in line.seconds}
     return CellSummary(
         repeats=len(runs),

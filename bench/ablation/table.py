@@ -13,6 +13,7 @@ from octavo.bench.ablation.claims import headline, judge
 from octavo.bench.ablation.result import AblationResult, CellInfo, Comparison
 from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import CellSummary, Speed, summarise
+from octavo.bench.runs import Run
 
 UNKNOWN = "-"
 GIB = 1 << 30
@@ -57,6 +58,7 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     lines += [*table(FIGURES, [_figures(result, scenario, cell, figures[cell.name]) for cell in cells if cell.name in figures]), ""]
     lines += [*table(RATIOS, [_ratio(one) for one in result.comparisons(scenario)]), ""]
     lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
+    lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name)))]), ""]
     known = result.breakdowns.get(scenario, {})
     lines += table(PARTS, [_parts(cell, figures[cell.name], known.get(cell.name)) for cell in cells if cell.name in figures])
     lines += _groups(result, scenario, figures)
@@ -147,6 +149,22 @@ def _kv(cell: CellInfo, found: CellSummary, result: AblationResult, scenario: st
     tables = [run.memory for run in result.of(scenario, cell.name) if run.memory is not None]
     peak = f"{max(table.peak for table in tables) / GIB:.2f} GiB" if tables else UNKNOWN
     return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", peak]
+
+
+MEMORY = ["cell", "weights", "KV pool", "activations", "other", "free", "peak", "sharing spares, of the pool", "of the device"]
+
+
+def _memory(cell: CellInfo, runs: Sequence[Run]) -> list[str]:
+    """Of the repeat with the highest peak; nothing where no run knows it."""
+    tables = [run.memory for run in runs if run.memory is not None]
+    if not tables:
+        return []
+    worst = max(tables, key=lambda one: one.peak)
+    saved = [account.saved_slots for run in runs if (account := run.accounted) is not None]
+    saving = worst.saving(sum(saved) / len(saved)) if saved else None
+    shares = [f"{saving.of_pool:.1%}", f"{saving.of_device:.2%}"] if saving else [UNKNOWN] * 2
+    sizes = (worst.weights, worst.kv_cache, worst.activations, worst.other, worst.free, worst.peak)
+    return [cell.name, *(f"{size / GIB:.3f} GiB" for size in sizes), *shares]
 
 
 TIMED = ["schedule", "inputs", "forward", "sample", "apply"]

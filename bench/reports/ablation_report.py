@@ -71,7 +71,7 @@ def _figures(report: Report, result: AblationResult, scenario: str) -> list[str]
         return lines
     caption = "What the KV pool's slots held, on average over time and all repeats; hatched red is held or lost and never of use."
     lines += report.figure(f"{scenario} kv shares", share_bars(bars, KV_FILLS, unit="KV pool over time"), caption)
-    once = {name: result.of(scenario, name)[0] for name in bars}
+    once = {name: next(run for run in result.of(scenario, name) if run.accounted is not None) for name in bars}
     svg, width = kv_over_time(once)
     lines += report.figure(f"{scenario} kv over time", svg, f"What the KV pool's slots held, in the first repeat{resolution(width)}.")
     svg, width = queue_and_batch(once)

@@ -52,6 +52,8 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
     if run.memory is not None:
         rows = [[name, f"{size / GIB:.3f} GiB", f"{100 * share:.1f} %"] for name, size, share in run.memory.rows]
         lines += ["## Memory", "", *table(["of " + run.memory.device, "size", "share"], rows), ""]
+        if run.accounted is not None and run.accounted.saved_slots:
+            lines += [f"Sharing spares {run.memory.saving(run.accounted.saved_slots)}.", ""]
     lines += ["## Measured with", "", *table(["", ""], identity_rows(run.identity, run)), ""]
     return report
 
@@ -118,7 +120,11 @@ def _failures(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def _pool(report: Report, run: Run, *, plots: bool) -> None:
-    account = run.account
+    account = run.accounted
+    if account is None:
+        report.lines += ["## KV pool", "", "The step log contradicts itself, so that it has no account: see the self-check above.", ""]
+        report.lines += [_load(run), ""]
+        return
     shares = kv_shares(asdict(account.shares))
     heads = [*shares, "shared", "copies", "evictions", "prefix hits"]
     prefix = account.prefix

@@ -25,7 +25,7 @@ def test_a_recount_of_the_pool_finds_the_same(allocator: str, kind: str) -> None
         total = sum(found.series[name] for name in SHARES)
         assert (total == made.kv.capacity).all() and found.capacity == made.kv.capacity
         assert found.shares.total == pytest.approx(100, abs=1e-9) and found.undecided == 0
-        assert all((found.series[name] >= 0).all() for name in SHARES)
+        assert all((found.series[name] >= 0).all() for name in SHARES) and not found.overdrawn.any()
         assert len(log.lines) == recount.steps
         if kind != "beams":  # of which some come and go while a step is applied, unseen
             assert found.series["internal"].tolist() == recount.never_written(), (allocator, kind, seed)

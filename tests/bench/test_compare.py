@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from octavo.bench import figures as module
 from octavo.bench.compare import SAME, compare
 from octavo.bench.figures import KEPT, MEASURES, CellFigures, Figures, of_ablation, of_runs, read_figures
 from octavo.bench.identity import Identity
@@ -87,6 +88,38 @@ def test_versions_may_differ() -> None:
     assert compare(figures(), figures(identity=newer)).notes[0] == "octavo 0.2.0, was 0.1.0"
 
 
+def test_limits_and_load_must_be_the_same() -> None:
+    """Another option or another load is refused by name, however it was written; what is not said of an old result is a note."""
+    few, many = (replace(IDENTITY, options={"scheduler": {"max_num_seqs": count}, "engine": {"dtype": "auto"}}) for count in (4, 64))
+    with pytest.raises(ResultError, match=r"s/base: option scheduler.max_num_seqs is 64, was 4"):
+        compare(figures(identity=few), figures(identity=many))
+    said = replace(few, options={**few.options, "engine": {"dtype": "float32"}})  # as it came to be, it is the same
+    assert set(found(figures(identity=few), figures(identity=said)).values()) == {"not slower"}
+    with pytest.raises(ResultError, match=r"the load's concurrency is 1, was 8"):
+        compare(figures(load={"concurrency": 8}), figures(load={"concurrency": 1}))
+    with pytest.raises(ResultError, match=r"the load's rate is 2.0, was None"):
+        compare(figures(load={"burstiness": 1.0}), figures(load={"burstiness": 1.0, "rate": 2.0}))
+    notes = compare(figures(), figures(load={"concurrency": 1}, identity=few)).notes
+    assert any("does not say its load" in note for note in notes) and any("scheduler.max_num_seqs is 4, which the old" in n for n in notes)
+
+
+def test_repeats_of_the_same_work_all_count() -> None:
+    """Five runs with one seed are five repeats: paired in their order, and none lost; failures are counted over the pairs."""
+    same: dict[str, Any] = {"workloads": ["w"] * 5}
+    noisy = (0.6, 1.7, 0.8, 1.9, 1.0)
+    assert set(found(figures(**same), figures(1.2, **same)).values()) == {"slower"}
+    assert set(found(figures(**same), figures(values=noisy, **same)).values()) == {"too noisy to say"}
+    longer = figures(values=(*STEADY, 1.0), failed=[0, 0, 0, 0, 0, 3])  # the sixth has no partner
+    assert not compare(figures(), longer).regressed
+
+
+def test_a_cell_of_which_nothing_can_be_said() -> None:
+    """It is not made good by another that is steady."""
+    both = Figures(cells={"s/base": cell(), "s/more": cell()})
+    hidden = Figures(cells={"s/base": cell(), "s/more": cell(values=(0.6, 1.7, 0.8, 1.9, 1.0))})
+    assert compare(both, hidden).says_nothing and not compare(both, both).says_nothing
+
+
 def test_work_is_paired_by_its_hash() -> None:
     """Other work is refused; of common work alone the ratio is made, whatever else was measured."""
     with pytest.raises(ResultError, match="no repeat has the same work"):
@@ -137,6 +170,16 @@ def test_figures_of_a_result(tmp_path: Path) -> None:
     assert not of_ablation(result).cells["s/fast"].tokens_hold
 
 
+def test_kept_figures_of_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come through the migration; without one, what to do is said."""
+    figures().save(tmp_path / "kept.json")
+    monkeypatch.setattr(module, "SCHEMA_VERSION", 2)
+    with pytest.raises(ResultError, match="schema version 1, which this Octavo cannot read any more"):
+        read_figures(tmp_path / "kept.json")
+    monkeypatch.setitem(module.MIGRATIONS, 1, lambda content: content | {"doubts": ["migrated"]})
+    assert read_figures(tmp_path / "kept.json").doubts == ["migrated"]
+
+
 def test_figures_of_runs(tmp_path: Path) -> None:
     """One run, and a folder of repeats in the order of their seeds."""
     for seed in (2, 1):
@@ -165,6 +208,10 @@ def test_what_has_no_figures(tmp_path: Path) -> None:
     other.identity = replace(IDENTITY, config_hash="d")
     with pytest.raises(ResultError, match="not repeats of each other"):
         of_runs([with_identity(made_run(1.0), 0), other])
+    faster = with_identity(made_run(1.0), 1)
+    faster.settings = {"request_rate": 2.0}
+    with pytest.raises(ResultError, match=r"one was sent with \{\}, another with \{'request_rate': 2\.0\}"):
+        of_runs([with_identity(made_run(1.0), 0), faster])
     with pytest.raises(ResultError, match="is no result"):
         read_figures(tmp_path)
     file = tmp_path / "file.json"

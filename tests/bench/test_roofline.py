@@ -12,6 +12,7 @@ from octavo.bench import roofline as module
 from octavo.bench.roofline import CostModel, Limits, cost_model, measure_limits, roofline
 from octavo.bench.step_log import StepLine, StepLog
 from tests.bench.pools import rig
+from tests.hf_models import tiny as hf_tiny
 from tests.matrix.stacks import loaded
 from tests.models import tiny
 
@@ -50,6 +51,15 @@ def test_the_linears_are_counted_as_pytorch_counts_them() -> None:
     norms = 2 * 7 * of.shape.hidden_size * (2 * of.shape.num_layers + 1)  # weights that no product uses
     assert costs.of(line).flops == counter.get_total_flops() + norms
     assert costs.kv_bytes == of.shape.num_layers * of.shape.num_kv_heads * of.shape.head_size_k * 2 * 4
+
+
+def test_tied_embeddings_are_read_once() -> None:
+    """GPT-2 ties them where its config.json says nothing: the blocks are all parameters but one table."""
+    of = loaded(hf_tiny("gpt2"), "transformers", "torch")
+    of = replace(of, source=replace(of.source, config={k: v for k, v in of.source.config.items() if k != "tie_word_embeddings"}))
+    costs, table = cost_model(of), of.shape.vocab_size * of.shape.hidden_size
+    assert costs.head_weights == table
+    assert costs.block_weights == of.model.weight_bytes() // 4 - table
 
 
 def test_shares_by_kind_of_step() -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from octavo.bench import runs
 from octavo.bench.memory_table import MemoryTable
-from octavo.bench.runs import HEADER, REQUESTS, SCHEMA_VERSION, STEPS, WORK, Run, Stored, is_complete, migrated
+from octavo.bench.runs import HEADER, REQUESTS, SCHEMA_VERSION, STEPS, WORK, Run, Stored, is_complete
+from octavo.bench.schema import migrated
 from octavo.bench.self_checks import failed_checks
 from octavo.core.errors import ConfigError, ResultError
 from tests.bench.measured import measured, timed
@@ -73,10 +75,21 @@ def test_older_versions_are_brought_up_one_by_one() -> None:
         return change
 
     stored = Stored({"schema_version": 1}, [], [{"a": 7}], [])
-    found = migrated(stored, {1: rename("a", "b"), 2: rename("b", "c")}, where=Path("x"), to=3)
+    found = migrated(stored, {1: rename("a", "b"), 2: rename("b", "c")}, where=Path("x"), to=3, header=lambda one: one.header)
     assert found.requests == [{"c": 7}] and found.header["schema_version"] == 3
     with pytest.raises(ResultError, match="schema version 1, which this Octavo cannot read any more"):
-        migrated(Stored({"schema_version": 1}, [], [], []), {2: rename("b", "c")}, where=Path("x"), to=3)
+        migrated(Stored({"schema_version": 1}, [], [], []), {2: rename("b", "c")}, where=Path("x"), to=3, header=lambda one: one.header)
+
+
+def test_a_run_of_an_older_version_is_still_complete(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the schema moved on: it is found, and loaded through the migration."""
+
+    def more(stored: Stored) -> Stored:
+        return replace(stored, header=stored.header | {"settings": stored.header["settings"] | {"migrated": True}})
+
+    monkeypatch.setattr(runs, "SCHEMA_VERSION", 2)
+    monkeypatch.setitem(runs.MIGRATIONS, 1, more)
+    assert is_complete(saved) and Run.load(saved).settings["migrated"]
 
 
 def test_a_run_is_replaced_whole_and_other_things_are_left_alone(saved: Path, tmp_path: Path) -> None:

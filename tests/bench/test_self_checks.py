@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from octavo.bench.ablation.summary import summarise
+from octavo.bench.reports.run_report import run_report
 from octavo.bench.runs import Run
 from octavo.bench.self_checks import CHECKS, a_a, a_a_of_runs, failed_checks
 from tests.bench.measured import measured, timed
@@ -80,6 +82,12 @@ BROKEN: dict[str, tuple[str, Callable[[Run], Run], str]] = {
     "a slot held at the end": ("pool empty at the end", lambda r: usage(r, -1, "usage", held=4, free=56), "hold 4 slots"),
     "a host slot held at the end": ("pool empty at the end", lambda r: usage(r, -1, "usage", host=4), "4 of host memory"),
     "a block never given back": ("pool empty at the end", lambda r: one_step(r, -1, events=()), "were never given back"),
+    "a step that wrote more than it held": ("no slot counted twice", lambda r: one_step(r, num_tokens=40), "40 were written"),
+    "blocks that were given back emptier than usage says": (
+        "no slot counted twice",
+        lambda r: replace(r, steps=[replace(s, events=tuple(replace(e, filled=0) for e in s.events)) for s in r.steps]),
+        "more than there were",
+    ),
     "a first token too early": (
         "TTFT + gaps = end to end",
         lambda r: one_record(r, sent=r.records[0].token_times[0] + 1, ended=r.records[0].ended + 9),
@@ -131,6 +139,16 @@ def test_a_check_fails_where_one_number_is_changed(name: str) -> None:
     check, change, words = BROKEN[name]
     problem = CHECKS[check](change(good()))
     assert problem is not None and words in problem
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_run_is_named_and_not_an_error(name: str) -> None:
+    """All checks together, a summary and a report survive it, whichever number was changed; the check that is meant is among them."""
+    check, change, _ = BROKEN[name]
+    run = change(good())
+    assert check in [problem.check for problem in failed_checks(run)]
+    assert summarise([run, good()]).kv_shares
+    assert check in run_report(run, plots=False).markdown
 
 
 def test_every_check_can_fail() -> None:

@@ -95,6 +95,7 @@ def test_an_engine_in_this_process(engine_words: list[str], tmp_path: Path, caps
     assert f"saved in {tmp_path / 'results' / 'one'}" in err
     run = Run.load(tmp_path / "results" / "one")
     assert run.complete and len(run.records) == 5 and run.steps and run.identity is not None
+    assert run.memory is not None and run.memory.weights > 0 and run.memory.num_slots == run.account.capacity
     assert all(record.token_ids and record.sent == record.due for record in run.records)
     kept = json.loads((tmp_path / "results" / "one" / "metrics.json").read_text())
     assert kept["completed"] == 5 and kept["request_rate"] == 500 and kept["duration"] == pytest.approx(run.duration)

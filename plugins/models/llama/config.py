@@ -92,6 +92,7 @@ class LlamaConfig:
                 vocab_size=vocab,
                 max_position_embeddings=positions,
                 num_parameters=vocab * hidden * (1 if tied else 2) + layers * (attention + mlp + 2 * hidden) + hidden,
+                tied_embeddings=tied,
                 dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
             ),
             intermediate_size=inner,

@@ -37,6 +37,7 @@ _GPT = {
     "max_position_embeddings": "n_positions",
 }
 _COMPLETE: dict[str, Mapping[str, str]] = {"llama": {}, "opt": {}, "gpt_neox": {}, "gpt2": _GPT, "gptj": _GPT}
+_TIED = ("opt", "gpt2")  # of those above, whose embeddings are tied where config.json says nothing
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
 
 
@@ -82,6 +83,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         vocab_size=vocab,
         max_position_embeddings=_positions(get),
         num_parameters=None,
+        tied_embeddings=_tied(config["model_type"], get),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     )
 
@@ -114,6 +116,11 @@ def _reader(config: Mapping[str, Any]) -> Callable[[str], Any]:
             raise Unsupported(f"{_architecture(config)} has no single {name}: {error}") from error
 
     return get
+
+
+def _tied(model_type: str, get: Callable[[str], Any]) -> bool:
+    said = get("tie_word_embeddings")
+    return model_type in _TIED if said is None else bool(said)
 
 
 def _check_layer_types(architecture: str, types: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.registry import Registry
@@ -14,6 +14,7 @@ from octavo.core.settings.layers import Table, from_command_line, merge, nested
 from octavo.core.settings.presets import PRESETS
 
 if TYPE_CHECKING:
+    from octavo.core.assembly import LoadedModel
     from octavo.llm import LLM
 
 KINDS = ("scheduler", "allocator", "kernel", "ops")
@@ -64,11 +65,14 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def open_llm(args: argparse.Namespace) -> LLM:
-    """An `LLM` with that config; close it."""
+def open_llm(args: argparse.Namespace, *, on_load: Callable[[LoadedModel], object] | None = None) -> LLM:
+    """An `LLM` with that config; close it. `on_load` is called when the model is loaded and no pool is there yet."""
     registry = Registry.discover()
     config = config_from(args, registry)
     from octavo.core.assembly import build_engine, load_model  # imports torch: not before the settings are known to be right
     from octavo.llm import LLM
 
-    return LLM.from_built(build_engine(registry, config, load_model(registry, config, report=say), report=say))
+    loaded = load_model(registry, config, report=say)
+    if on_load is not None:
+        on_load(loaded)
+    return LLM.from_built(build_engine(registry, config, loaded, report=say))

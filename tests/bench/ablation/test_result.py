@@ -202,7 +202,7 @@ def test_folders_that_are_no_result(tmp_path: Path) -> None:
     path = tmp_path / "ablation.json"
     written = json.loads(path.read_text())
     path.write_text(json.dumps(written | {"schema_version": 2}))
-    with pytest.raises(ResultError, match="has schema version 2, this Octavo reads up to 1: update it"):
+    with pytest.raises(ResultError, match="has schema version 2, this Octavo reads up to 1: update Octavo"):
         AblationResult.load(tmp_path)
     path.write_text(json.dumps(written | {"spec": {}}))
     with pytest.raises(ResultError, match="is damaged"):

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table. Status 0: nothing became slower, 1: something did, 2: the two cannot be compared, or all is too noisy to say."""
+    """Print a table. Status 0: nothing became slower, 1: something did, 2: they cannot be compared, or all of a cell is too noisy."""
     if not (args.tolerance >= 0 and math.isfinite(args.tolerance)):
         raise RequestError(f"--tolerance must be at least 0, not {args.tolerance:g}", field="tolerance")
     from octavo.bench.ablation.table import table

@@ -33,7 +33,9 @@ from octavo.cli.settings import add_config_arguments, open_llm, say
 from octavo.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from octavo.bench.memory_table import MemoryMeter
     from octavo.bench.runs import Run
+    from octavo.core.assembly import LoadedModel
     from octavo.core.text.tokenizer import Tokenizer
 
 UNKNOWN_VOCABULARY = 32_000  # ids that nearly every model has
@@ -104,9 +106,17 @@ def _url(args: argparse.Namespace) -> str | None:
 
 
 def _in_process(args: argparse.Namespace, arrivals: Any) -> Run:
-    with open_llm(args) as llm:
+    meters: list[MemoryMeter] = []
+
+    def loaded(model: LoadedModel) -> None:
+        from octavo.bench.memory_table import MemoryMeter
+
+        meters.append(MemoryMeter(model.model))
+
+    with open_llm(args, on_load=loaded) as llm:
         from octavo.bench.drive import drive
         from octavo.bench.identity import identify
+        from octavo.bench.memory_table import full_step
         from octavo.bench.step_log import StepLog
 
         engine, tokenizer = llm.engine, llm.built.loaded.tokenizer
@@ -125,10 +135,12 @@ def _in_process(args: argparse.Namespace, arrivals: Any) -> Run:
             seats = min(engine.scheduler.options.max_num_seqs, args.max_concurrency or math.inf)
             _forecast(args, send, work, seats=int(seats))
             engine.kv.reset()
+        meters[0].begin(num_tokens=full_step(llm.built.config))
         log = StepLog(engine.clock.now())
         with log.watching(engine):
             run = _measure(args, partial(send, zero=log.zero), work, timeout_s=args.timeout_s)
         run.steps, run.identity = log.lines, identify(llm.built, work)
+        run.memory = meters[0].table(llm.built.pool)
         run.settings["model"] = llm.built.config.source
         return run
 

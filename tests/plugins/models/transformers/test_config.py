@@ -38,6 +38,16 @@ def test_sizes_are_those_of_the_loaded_model(family: str) -> None:
     assert shape.max_position_embeddings == library.max_position_embeddings
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tied_embeddings_are_the_library_s_default(family: str) -> None:
+    """Where config.json says nothing of them, and where it does."""
+    silent = _config(family, tie_word_embeddings=None)
+    library = type(config_of(family)).from_dict(silent)
+    assert TRANSFORMERS.describe(silent).tied_embeddings == bool(library.tie_word_embeddings)
+    assert TRANSFORMERS.describe(_config(family, tie_word_embeddings=True)).tied_embeddings
+    assert not TRANSFORMERS.describe(_config(family, tie_word_embeddings=False)).tied_embeddings
+
+
 def test_facts_name_what_kernels_must_know() -> None:
     """Windows, soft-cap and sinks become needs, so that a kernel without them is refused before anything is loaded."""
     needs = {
