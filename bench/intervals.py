@@ -1,4 +1,4 @@
-"""Bootstrap intervals of ratios over paired repeats, and the verdict that they allow.
+"""Intervals of ratios over paired repeats (the bootstrap's, and Student's for a few repeats), and the verdict that they allow.
 
 Repeats are paired: repeat i of both sides had the same work and ran next to each other, so that what slowed one down most likely slowed
 down the other. The ratio is the geometric mean of the repeats' ratios: swapping the sides gives its inverse.
@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 RESAMPLES = 10_000
+RESAMPLED = 6  # repeats from which on the bootstrap is used
 LEVEL = 0.95
 ALIKE = 0.05  # an interval within 1 / (1 + this) .. 1 + this says that there is no difference worth naming
 
@@ -50,10 +51,11 @@ def ratio_interval(
 ) -> Interval:
     """candidate / baseline over paired repeats, all above 0.
 
-    Percentiles of resampled means of log ratios. With few repeats plain percentiles are too narrow (they take the spread for known, and
-    divide by n where n - 1 is right), so the percentiles asked for are those that would be right for normal noise: Hesterberg, "What
-    Teachers Should Know About the Bootstrap" (2015), section 5.3. Raises ValueError where the sides do not pair up or a value is not
-    above 0.
+    Percentiles of resampled means of log ratios. Plain percentiles are too narrow (they take the spread for known, and divide by n where
+    n - 1 is right), so the percentiles asked for are those that would be right for normal noise: Hesterberg, "What Teachers Should Know
+    About the Bootstrap" (2015), section 5.3. With fewer than `RESAMPLED` repeats no percentile is wide enough, since no resampled mean lies
+    beyond the repeats themselves: there it is Student's interval of the log ratios, which takes their noise for normal.
+    Raises ValueError where the sides do not pair up or a value is not above 0.
     """
     if len(candidate) != len(baseline) or not candidate:
         raise ValueError(f"repeats must come in pairs, not {len(candidate)} and {len(baseline)}")
@@ -64,6 +66,9 @@ def ratio_interval(
     ratio = math.exp(logs.mean())
     if count == 1:
         return Interval(ratio, 0.0, math.inf)
+    if count < RESAMPLED:
+        half = _student(count - 1, level) * float(logs.std(ddof=1)) / math.sqrt(count)
+        return Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half))
     picks = np.random.default_rng(seed).integers(0, count, (resamples, count))
     low, high = np.quantile(logs[picks].mean(axis=1), _tails(count, level))
     return Interval(ratio, math.exp(low), math.exp(high))

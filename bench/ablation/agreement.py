@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, Self, TypeVar
 
 from octavo.bench.ablation.forcing import Scores
 from octavo.bench.records import RequestRecord
@@ -77,7 +78,8 @@ class Agreement:
         if not self.compared:
             return "nothing to compare"
         ties = f", {self.ties} tied" if self.ties else ""
-        return f"{self.equal + self.ties}/{self.compared} the same{ties}"
+        left_out = f", {self.left_out} not compared" if self.left_out else ""
+        return f"{self.equal + self.ties}/{self.compared} the same{ties}{left_out}"
 
 
 def compare(work: Work, parent: Sequence[RequestRecord], cell: Sequence[RequestRecord], *, distance: Distance) -> Agreement:
@@ -138,6 +140,10 @@ class Rounding:
         """Share of tokens that are not the reference's first choice."""
         return self.off / self.tokens if self.tokens else 0.0
 
+    def joined(self, other: Rounding) -> Rounding:
+        """Of the tokens of both."""
+        return Rounding(tokens=self.tokens + other.tokens, off=self.off + other.off, farthest=max(self.farthest, other.farthest))
+
     def within(self, naive: Rounding) -> bool:
         """No worse than the naive kernel's own: in rate up to chance, and in distance up to a factor."""
         if not self.tokens or not naive.tokens:
@@ -158,8 +164,20 @@ class Lossy:
     naive: Rounding  # the naive kernel's, alone and batched, whichever is farther from the reference
     same_answers: int  # answers that equal the parent's whole answer
     answers: int
-    perplexity: float  # of the parent's answers, by this cell
+    perplexity: float  # of the parent's answers in the first repeat, by this cell
     parent_perplexity: float
+    left_out: int = 0  # answers that are missing since their requests failed
+
+    def joined(self, later: Lossy) -> Lossy:
+        """With a later repeat, in which no perplexity is computed."""
+        return replace(
+            self,
+            rounding=self.rounding.joined(later.rounding),
+            naive=self.naive.joined(later.naive),
+            same_answers=self.same_answers + later.same_answers,
+            answers=self.answers + later.answers,
+            left_out=self.left_out + later.left_out,
+        )
 
     @property
     def holds(self) -> bool:
@@ -181,9 +199,8 @@ class Outputs:
         return bool(found) and all(found)
 
     def joined(self, later: Outputs) -> Outputs:
-        """With what a later repeat showed, which was compared in fp32 alone."""
-        both = self.exact is not None and later.exact is not None
-        return replace(self, exact=self.exact.joined(later.exact) if both else self.exact or later.exact)  # type: ignore[union-attr, arg-type]
+        """With what a later repeat showed."""
+        return Outputs(exact=_joined(self.exact, later.exact), lossy=_joined(self.lossy, later.lossy))
 
     @property
     def lines(self) -> list[str]:
@@ -194,8 +211,21 @@ class Outputs:
         if self.lossy is not None:
             lossy = self.lossy
             lines.append(f"16 bits: {lossy.rounding}; allowed is what the naive kernel does itself: {lossy.naive}")
+            missing = f", {lossy.left_out} not compared" if lossy.left_out else ""
             lines.append(
-                f"  {lossy.same_answers} of {lossy.answers} answers equal the parent's; "
+                f"  {lossy.same_answers} of {lossy.answers} answers equal the parent's{missing}; "
                 f"perplexity of the parent's answers {lossy.perplexity:.4f}, by the parent itself {lossy.parent_perplexity:.4f}"
             )
         return lines
+
+
+class _Joinable(Protocol):
+    def joined(self, other: Self, /) -> Self: ...
+
+
+_Part = TypeVar("_Part", bound=_Joinable)
+
+
+def _joined(one: _Part | None, other: _Part | None) -> _Part | None:
+    """Of both; where one is missing, the other."""
+    return one.joined(other) if one is not None and other is not None else one if other is None else other

@@ -1,6 +1,6 @@
 """`AblationResult`: everything that an ablation found, as a folder; tables and reports are made of it alone.
 
-    ablation.json                   the specification, the cells, what is known of their tokens, what broke
+    ablation.json                   the specification, the cells, what is known of their tokens and of which repeats, what broke
     runs/SCENARIO/CELL/REPEAT/      one `Run` each
 
 Must not know: engines, how it is shown.
@@ -30,6 +30,7 @@ from octavo.core.errors import ResultError
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # of ablation.json; its runs have their own
 FILE = "ablation.json"
+NOT_YET = "its tokens are not compared yet"
 CHECKS_OF_TIME = ("step parts cover the steps", "sent on time", "Little's law")  # steps of a few ms, or a busy machine, can fail them
 
 
@@ -69,6 +70,7 @@ class AblationResult:
     cells: dict[str, list[CellInfo]] = field(default_factory=dict)  # by scenario, parents first, the noise floor last
     runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)
     outputs: dict[str, dict[str, Outputs]] = field(default_factory=dict)  # by scenario and cell
+    compared: dict[str, list[int]] = field(default_factory=dict)  # repeats whose tokens `outputs` tells of, by scenario
     breakdowns: dict[str, dict[str, Breakdown]] = field(default_factory=dict)  # by scenario and cell
     broken: dict[str, str] = field(default_factory=dict)  # "scenario/cell/repeat": why that run ended
     finished: bool = False
@@ -87,11 +89,24 @@ class AblationResult:
         """By repeat."""
         return {repeat: measure(run.records) for (s, c, repeat), run in sorted(self.runs.items()) if (s, c) == (scenario, cell)}
 
+    def pairs(self, scenario: str, cell: str, parent: str) -> list[int]:
+        """The repeats that both have and whose tokens were compared: those that a ratio may be of."""
+        return [
+            repeat
+            for repeat in sorted(self.compared.get(scenario, ()))
+            if (scenario, cell, repeat) in self.runs and (scenario, parent, repeat) in self.runs
+        ]
+
     def holds(self, scenario: str, cell: str) -> bool:
         """Its outputs and those of all its ancestors are what they must be: speeds may be compared."""
         outputs = self.outputs.get(scenario, {}).get(cell)
         parent = self.cell(scenario, cell).parent
         return outputs is not None and outputs.hold and (parent is None or self.holds(scenario, parent))
+
+    def _is_compared(self, scenario: str, cell: str) -> bool:
+        """Its outputs and those of all its ancestors are known."""
+        parent = self.cell(scenario, cell).parent
+        return cell in self.outputs.get(scenario, {}) and (parent is None or self._is_compared(scenario, parent))
 
     @property
     def tokens_agree(self) -> bool:
@@ -123,17 +138,19 @@ class AblationResult:
         pairs = [cell for cell in self.cells.get(scenario, []) if cell.parent is not None and not cell.left_out]
         return [self._compare(scenario, cell, measure, floors[measure.name]) for cell in pairs for measure in measured]
 
-    def _floor(self, scenario: str, measure: Measure) -> Interval | None:
+    def _floor(self, scenario: str, measure: Measure) -> tuple[Interval | None, str]:
         again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)
-        return None if again is None or again.parent is None else self._interval(scenario, again.name, again.parent, measure)[0]
+        if again is None or again.parent is None:
+            return None, "the baseline was not run twice"
+        return self._interval(scenario, again.name, again.parent, measure)
 
-    def _compare(self, scenario: str, cell: CellInfo, measure: Measure, floor: Interval | None) -> Comparison:
-        parent = str(cell.parent)
-        interval, problem = None, "its tokens are not the parent's"
+    def _compare(self, scenario: str, cell: CellInfo, measure: Measure, noise: tuple[Interval | None, str]) -> Comparison:
+        parent, (floor, no_floor) = str(cell.parent), noise
+        interval, problem = None, "its tokens are not the parent's" if self._is_compared(scenario, cell.name) else NOT_YET
         if self.holds(scenario, cell.name):
             interval, problem = self._interval(scenario, cell.name, parent, measure)
         if interval is not None and floor is None:
-            problem = "the baseline was not run twice: there is no noise floor"
+            problem = f"there is no noise floor: {no_floor}"
         found: Verdict = "too noisy to say"
         if interval is not None and floor is not None:
             found = verdict(interval, floor, higher_is_better=measure.higher_is_better)
@@ -151,13 +168,21 @@ class AblationResult:
     def _interval(self, scenario: str, cell: str, parent: str, measure: Measure) -> tuple[Interval | None, str]:
         """Over the repeats that both have."""
         mine, theirs = self.values(scenario, cell, measure), self.values(scenario, parent, measure)
-        both = sorted(mine.keys() & theirs.keys())
-        if not both:
+        if not mine.keys() & theirs.keys():
             return None, "no repeat that both have"
+        both = self.pairs(scenario, cell, parent)
+        if not both:
+            return None, NOT_YET
+        lost, parents = self._failures(scenario, cell, both), self._failures(scenario, parent, both)
+        if lost > parents:  # who fails has less to do, and rates and gaps are of those that were answered
+            return None, f"{lost} requests failed, {parents} of the parent's did"
         try:
             return ratio_interval([mine[r] for r in both], [theirs[r] for r in both], seed=self.spec.seed), ""
         except ValueError:
             return None, f"{measure.name} is not a number above 0 in every repeat (requests failed, or there are none of that class)"
+
+    def _failures(self, scenario: str, cell: str, repeats: Sequence[int]) -> int:
+        return sum(not record.succeeded for repeat in repeats for record in self.runs[scenario, cell, repeat].records)
 
     # -------------------------------------------------------------------- a folder
 
@@ -168,6 +193,7 @@ class AblationResult:
             "spec": self.spec.model_dump(mode="json"),
             "cells": _CELLS.dump_python(self.cells, mode="json"),
             "outputs": _OUTPUTS.dump_python(self.outputs, mode="json"),
+            "compared": self.compared,
             "breakdowns": _BREAKDOWNS.dump_python(self.breakdowns, mode="json"),
             "broken": self.broken,
             "finished": self.finished,
@@ -191,6 +217,7 @@ class AblationResult:
             spec=AblationSpec.model_validate(content["spec"]),
             cells=_CELLS.validate_python(content["cells"]),
             outputs=_OUTPUTS.validate_python(content["outputs"]),
+            compared=dict(content.get("compared", {name: list(range(content["spec"]["repeats"])) for name in content["outputs"]})),
             breakdowns=_BREAKDOWNS.validate_python(content["breakdowns"]),
             broken=dict(content["broken"]),
             finished=bool(content["finished"]),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from octavo.bench.ablation.agreement import Outputs
 from octavo.bench.ablation.breakdown import break_down
 from octavo.bench.ablation.cells import Cell
 from octavo.bench.ablation.engines import Engines
@@ -67,6 +68,8 @@ class _Ablation:
         self.cells: dict[str, list[Cell]] = {}  # that run, by scenario
         self.over = 0
         self.total = 0
+        self.found: dict[str, dict[str, Outputs]] = {}  # of the tokens compared since this began, by scenario and cell
+        self.compared: dict[str, list[int]] = {}  # repeats of which they are
 
     def prepare(self) -> None:
         """Find every mistake that can be found before the first run."""
@@ -97,7 +100,6 @@ class _Ablation:
 
     def run(self) -> bool:
         """All repeats. False where it ended early since tokens differ."""
-        self.result.outputs.clear()
         for repeat in range(self.spec.repeats):
             for scenario, cells in self.cells.items():
                 by_name = {cell.name: cell for cell in cells}
@@ -106,7 +108,7 @@ class _Ablation:
                     self._cell(scenario, by_name[name], repeat, work)
                 self._verify(scenario, repeat, work)
                 self.result.save(self.folder)
-            if not self.result.tokens_agree:
+            if not all(outputs.hold for found in self.found.values() for outputs in found.values()):
                 return False
         for scenario, cells in self.cells.items():
             for cell in cells:
@@ -119,11 +121,13 @@ class _Ablation:
         if cell.name in known or cell.name.endswith(AGAIN) or not runs:
             return
         self.told(f"{scenario}: the parts of {cell.name}'s steps", self.over, self.total)
-        load = self.spec.scenarios[scenario].load
+        load, where = self.spec.scenarios[scenario].load, f"{scenario}/{cell.name}/parts"
         try:
             known[cell.name] = break_down(self.engines, cell.config, self._work(scenario, 0), concurrency=load.concurrency, runs=runs)
         except Exception as error:
-            self.result.broken[f"{scenario}/{cell.name}/parts"] = f"{type(error).__name__}: {error}"
+            self.result.broken[where] = f"{type(error).__name__}: {error}"
+        else:
+            self.result.broken.pop(where, None)
         self.result.save(self.folder)
 
     # -------------------------------------------------------------------- one run
@@ -199,9 +203,13 @@ class _Ablation:
         say = lambda text: self.told(f"{scenario}: comparing tokens, {text}", self.over, self.total)  # noqa: E731
         with Verifier(self.engines, cells, concurrency=load.concurrency, say=say) as verifier:
             found = verifier.check(work, records) if repeat == 0 else verifier.check_again(work, records)
-        known = self.result.outputs.setdefault(scenario, {})
+        known, compared = self.found.setdefault(scenario, {}), self.compared.setdefault(scenario, [])
         for name, outputs in found.items():
             known[name] = known[name].joined(outputs) if name in known else outputs
+        compared.append(repeat)
+        # What an earlier start has compared stands until as much is compared anew, or something differs.
+        if set(self.result.compared.get(scenario, ())) <= set(compared) or not all(outputs.hold for outputs in known.values()):
+            self.result.outputs[scenario], self.result.compared[scenario] = dict(known), list(compared)
 
 
 @contextmanager

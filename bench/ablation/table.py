@@ -81,7 +81,7 @@ def _tokens(result: AblationResult, scenario: str) -> list[str]:
         if cell.left_out:
             lines.append(f"* {cell.name}: left out: {' '.join(cell.left_out.split())}")
         elif outputs is None:
-            lines.append(f"* {cell.name}: not compared")
+            lines.append(f"* {cell.name}: not compared yet")
         else:
             first, *others = outputs.lines
             lines += [f"* {cell.name} against {against}: {first}", *(f"  {line}" for line in others)]

@@ -1,12 +1,13 @@
 """Whether the cells of a scenario give the same tokens: what is run for that besides the repeats, and what is compared with what.
 
-In fp32 the repeats' own answers are compared. A cell that ran in 16 bits is run once more in fp32 for that, and its 16-bit answers are
-teacher-forced through the fp32 reference beside those of the naive kernel in the same type. A baseline, which has no parent, is compared
-with the reference itself. Must not know: files, how results are shown.
+In fp32 the repeats' own answers are compared. A cell that ran in 16 bits is run once more in fp32 for that, with the first repeat's work,
+and its 16-bit answers are teacher-forced through the fp32 reference beside those of the naive kernel in the same type, in each repeat. A
+baseline, which has no parent, is compared with the reference itself. Must not know: files, how results are shown.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -54,9 +55,13 @@ class Verifier:
         return {name: Outputs(exact=self._exact(name, work, exact), lossy=self._lossy(name, work, measured)) for name in self._cells}
 
     def check_again(self, work: Work, measured: Mapping[str, Records]) -> dict[str, Outputs]:
-        """Of a further repeat: those that computed in fp32, as did their parents, and need no run of their own for it."""
-        names = [name for name, cell in self._cells.items() if cell.parent and self.is_exact(name) and self.is_exact(cell.parent)]
-        return {name: Outputs(exact=self._exact(name, work, measured)) for name in names}
+        """Of a further repeat, what needs no run of a cell: fp32 where it and its parent computed in it, and the 16-bit answers."""
+        exact = [name for name, cell in self._cells.items() if cell.parent and self.is_exact(name) and self.is_exact(cell.parent)]
+        found = {name: Outputs(exact=self._exact(name, work, measured)) for name in exact}
+        for name in self._cells:
+            if not self.is_exact(name):
+                found[name] = Outputs(exact=None, lossy=self._lossy_again(name, work, measured))
+        return found
 
     # --------------------------------------------------------------------- fp32
 
@@ -117,29 +122,39 @@ class Verifier:
         if self.is_exact(name):
             return None
         cell = self._cells[name]
-        records, parent = measured[name], measured[cell.parent or name]
-        answers = {record.index: record.token_ids for record in parent if record.succeeded}
+        answers = {record.index: record.token_ids for record in measured[cell.parent or name] if record.succeeded}
         pairs = [(prompt_of(work, index, answers), tokens) for index, tokens in answers.items()]
-        self._say(f"{name} by the fp32 reference")
-        same = sum(record.succeeded and answers.get(record.index) == record.token_ids for record in records)
-        return Lossy(
-            rounding=Rounding.of(self._scored(work, records)),
-            naive=self._naive(cell.config, work),
-            same_answers=same,
-            answers=sum(record.succeeded for record in records),
+        return replace(
+            self._lossy_again(name, work, measured, naive=self._naive(cell.config, work, (1, None))),
             perplexity=self._perplexity(cell.config, pairs),
             parent_perplexity=self._perplexity(self._cells[cell.parent or name].config, pairs),
+        )
+
+    def _lossy_again(self, name: str, work: Work, measured: Mapping[str, Records], *, naive: Rounding | None = None) -> Lossy:
+        """All but perplexities; unless `naive` is given, beside the naive kernel as it is batched alone."""
+        cell, records = self._cells[name], measured[name]
+        answers = {record.index: record.token_ids for record in measured[cell.parent or name] if record.succeeded}
+        self._say(f"{name} by the fp32 reference")
+        answered = [record for record in records if record.succeeded]
+        return Lossy(
+            rounding=Rounding.of(self._scored(work, records)),
+            naive=naive or self._naive(cell.config, work, (None,)),
+            same_answers=sum(answers.get(record.index) == record.token_ids for record in answered),
+            answers=len(answered),
+            left_out=len(records) - len(answered),
+            perplexity=math.nan,
+            parent_perplexity=math.nan,
         )
 
     def _scored(self, work: Work, records: Records) -> list[Scores]:
         answers = {record.index: record.token_ids for record in records if record.succeeded}
         return score(self._reference, [(prompt_of(work, index, answers), tokens) for index, tokens in answers.items()])
 
-    def _naive(self, config: EngineConfig, work: Work) -> Rounding:
-        """The naive kernel in the cell's type, alone and batched: the one whose tokens are more often not the reference's."""
-        self._say("the naive kernel in the same type, alone and batched")
+    def _naive(self, config: EngineConfig, work: Work, loads: Sequence[int | None]) -> Rounding:
+        """The naive kernel in the cell's type, so many at once (None: as measured): the one that is more often not the reference."""
+        self._say("the naive kernel in the same type")
         naive = replace(config, kernel=Choice.default(self._engines.registry.get("kernel", "naive")))
-        found = [self._run(naive, work, concurrency=at_once) for at_once in (1, None)]
+        found = [self._run(naive, work, concurrency=at_once) for at_once in loads]
         return max((Rounding.of(self._scored(work, records or [])) for records in found), key=lambda one: (one.rate, one.farthest))
 
     def _perplexity(self, config: EngineConfig, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:

@@ -22,12 +22,12 @@ def test_the_quantile_is_students() -> None:
         assert _student(freedom, 0.95) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize(("count", "least"), [(5, 0.90), (8, 0.92), (20, 0.93)])
+@pytest.mark.parametrize(("count", "least"), [(2, 0.93), (3, 0.93), (4, 0.93), (5, 0.93), (8, 0.92), (20, 0.93)])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])
 def test_coverage(count: int, least: float, ratio: float) -> None:
     """The interval holds the true ratio nearly as often as 95 times in 100, with drift that both sides of a pair share.
 
-    With five repeats all lie on one side of the truth one time in 16, and no resampling can help: 94 is the most.
+    With four repeats all lie on one side of the truth one time in eight, where no resampling can help.
     """
     rng, held, trials = np.random.default_rng(1), 0, 600
     for _ in range(trials):

@@ -84,7 +84,9 @@ def made(
     ]
     runs = {("s", name, repeat): made_run(one) for name, each in durations.items() for repeat, one in enumerate(each)}
     found = dict.fromkeys(durations, SAME) | (outputs or {})
-    return AblationResult(spec=spec, cells={"s": infos}, runs=runs, outputs={"s": found}, finished=True)
+    return AblationResult(
+        spec=spec, cells={"s": infos}, runs=runs, outputs={"s": found}, compared={"s": list(range(spec.repeats))}, finished=True
+    )
 
 
 PARENTS = {"fast": "base", f"base{AGAIN}": "base"}

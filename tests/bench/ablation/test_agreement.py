@@ -51,7 +51,7 @@ def test_a_first_difference(distance: float, holds: bool) -> None:
     found = compare(WORK, SAME, [record(0, 5, 9, 9), *SAME[1:]], distance=asked)
     assert asked.questions == [([1, 2, 5], 6), ([1, 2, 5], 9)]
     assert (found.compared, found.equal, found.left_out, found.holds) == (2, 1, 1, holds)
-    assert str(found) == ("2/2 the same, 1 tied" if holds else "1/2 the same")
+    assert str(found) == ("2/2 the same, 1 tied, 1 not compared" if holds else "1/2 the same, 1 not compared")
     kind = "tie" if holds else "DIFFERENT"
     assert [str(one) for one in found.divergences] == [f"{kind}: seed 0, item 0, token 1: 9 instead of 6, logits {distance:.2g} apart"]
 

@@ -40,9 +40,30 @@ def test_slower_and_nothing() -> None:
 def test_failures_give_no_ratio() -> None:
     """A percentile that some requests never reached is no number (fault 47)."""
     result = twice_as_fast(compared=["TTFT p99"])
-    result.runs["s", "fast", 1] = made_run(2.0, records=[record(0, 1.0, 2.0, 2.0), record(1)])
+    for name in ("base", "fast"):
+        result.runs["s", name, 1] = made_run(2.0, records=[record(0, 1.0, 2.0, 2.0), record(1)])
     first = result.comparisons("s")[0]
     assert first.interval is None and first.problem.startswith("TTFT p99 is not a number above 0 in every repeat")
+
+
+@pytest.mark.parametrize("measure", ["output tok/s", "ITL p50", "ITL mean"])
+def test_nobody_is_faster_for_having_failed(measure: str) -> None:
+    """A cell that fails more requests than its parent in the repeats that both have has no ratio."""
+    result = twice_as_fast(compared=[measure])
+    result.runs["s", "fast", 1] = made_run(2.0, records=[record(0, 0.1, 0.2, 0.3), record(1)])
+    first = result.comparisons("s")[0]
+    assert (first.interval, first.verdict, first.problem) == (None, "too noisy to say", "1 requests failed, 0 of the parent's did")
+    del result.runs["s", "base", 1], result.runs["s", AGAIN, 1]  # the repeat in which it failed has no pair
+    assert result.comparisons("s")[0].interval is not None
+
+
+def test_no_floor_by_failures() -> None:
+    """The baseline's second run that fails requests is no noise floor, and that is said."""
+    result = twice_as_fast()
+    result.runs["s", AGAIN, 0] = made_run(4.0, records=[record(0, 1.0, 2.0, 4.0), record(1)])
+    first = result.comparisons("s")[0]
+    assert (first.floor, first.verdict) == (None, "too noisy to say")
+    assert first.problem == "there is no noise floor: 1 requests failed, 0 of the parent's did"
 
 
 def test_measures() -> None:
@@ -185,7 +206,19 @@ def test_an_unfinished_result_has_a_table() -> None:
         del result.runs[key]
     result.outputs.clear()
     text = markdown(result)
-    assert "* fast: not compared" in text and lines_of(text, "| base ")
+    assert "* fast: not compared yet" in text and lines_of(text, "| base ")
+
+
+def test_runs_whose_tokens_are_not_compared_are_in_no_ratio() -> None:
+    """They are said to be not compared yet, not to differ."""
+    result = twice_as_fast()
+    result.compared["s"] = [0, 2]
+    first = result.comparisons("s")[0]
+    assert first.interval is not None and first.interval.ratio == pytest.approx((BASE[0] / FAST[0] * BASE[2] / FAST[2]) ** 0.5)
+    result.compared.clear()
+    assert {one.problem for one in result.comparisons("s")} == {"its tokens are not compared yet"}
+    result.outputs.clear()
+    assert {one.problem for one in result.comparisons("s")} == {"its tokens are not compared yet"}
 
 
 def test_a_table_lines_up() -> None:

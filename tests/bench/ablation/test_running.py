@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,33 @@ def test_ctrl_c_keeps_what_is_done_and_resuming_goes_on(engines: Engines, tmp_pa
     assert {key: resumed.runs[key].records for key in before} == before
 
 
+def test_ctrl_c_while_resuming_keeps_what_was_compared(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until as much is compared again: on the disk too."""
+    before = run(engines, small_spec(), tmp_path)
+
+    def interrupted(*args: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for call in ("check", "check_again"):
+        with monkeypatch.context() as patch:
+            patch.setattr(running.Verifier, call, interrupted)
+            result = run(engines, before.spec, tmp_path, resume=True)
+        for found in (result, AblationResult.load(tmp_path)):
+            assert not found.finished and (found.outputs, found.compared) == (before.outputs, {SCENARIO: [0, 1]})
+            assert found.comparisons(SCENARIO) == before.comparisons(SCENARIO)
+
+
+def test_a_repeat_counts_once_its_tokens_are_compared(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a repeat that was interrupted before are kept, and in no ratio."""
+    Interrupted(monkeypatch, 8, RunInterrupted([]))
+    result = run(engines, small_spec(warmup=0), tmp_path)
+    assert len(result.runs) == 7 and result.compared == {SCENARIO: [0]}
+    for found in (result, AblationResult.load(tmp_path)):
+        assert {one.cell: one.interval.high for one in found.comparisons(SCENARIO) if one.interval} == dict.fromkeys(
+            ("continuous", "paged", "static (again)"), math.inf
+        )
+
+
 def test_what_is_resumed_goes_on_with_the_same(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other versions or another device would not be comparable."""
     result = run(engines, small_spec({"one": {}}, repeats=1), tmp_path)
@@ -222,20 +250,21 @@ def test_mistakes_are_found_before_anything_runs(engines: Engines, tmp_path: Pat
 
 
 def test_sixteen_bits(tmp_path: Path) -> None:
-    """A run in bf16 is compared in fp32, and its own tokens with the reference as the naive kernel's are."""
+    """A run in bf16 is compared in fp32, and its own tokens of each repeat with the reference as the naive kernel's are."""
     cells = {
         "paged": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive"}},
         "sdpa": {"parent": "paged", "settings": {"kernel": {"plugin": "sdpa"}}},
     }
-    given = small_spec(cells, engine={"dtype": "bfloat16"}, repeats=1)
+    given = small_spec(cells, engine={"dtype": "bfloat16"})
     result = run(Engines(registry()), given, tmp_path)
     for name in ("paged", "sdpa", "paged (again)"):
         outputs = result.outputs[SCENARIO][name]
         assert outputs.exact is not None and outputs.exact.holds and outputs.exact.compared == 6
         assert outputs.lossy is not None and outputs.lossy.rounding.tokens > 10 and outputs.lossy.naive.tokens > 10
-        assert outputs.lossy.perplexity > 1 and outputs.lossy.answers == 6
+        assert outputs.lossy.perplexity > 1 and outputs.lossy.answers == 12  # of both repeats
+        assert outputs.lossy.naive.tokens == outputs.lossy.rounding.tokens
     again = result.outputs[SCENARIO]["paged (again)"].lossy
-    assert again is not None and again.holds and again.same_answers == 6 and again.perplexity == again.parent_perplexity
+    assert again is not None and again.holds and again.same_answers == 12 and again.perplexity == again.parent_perplexity
 
 
 def test_sixteen_bits_that_are_too_wrong(tmp_path: Path) -> None:
@@ -258,3 +287,6 @@ def test_parts_that_cannot_be_told_are_no_failure_of_the_rest(engines: Engines, 
     monkeypatch.setattr(running, "break_down", broken)
     result = run(engines, small_spec({"one": {}}, repeats=1), tmp_path)
     assert result.broken == {f"{SCENARIO}/one/parts": "TypeError: no model"} and result.finished and len(result.runs) == 2
+    monkeypatch.undo()
+    again = run(engines, result.spec, tmp_path, resume=True)
+    assert again.broken == {} and set(again.breakdowns[SCENARIO]) == {"one"}  # and it is tried again
