@@ -22,6 +22,7 @@ from setuptools.command.build_ext import build_ext
 FOLDERS = {"octavo": "src/octavo"} | {f"octavo.{folder}": folder for folder in ("core", "plugins", "server", "bench")}
 
 NATIVE = Path("core/native")
+NOTE = "native_build.txt"  # beside the library: why it could not be built; octavo.core.native.absence() quotes its first line
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]
 X86_LEVELS = {"avx2": ["-mavx2", "-mfma", "-mf16c"], "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
 LEVELS = {"plain": []} | (X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {})
@@ -39,12 +40,38 @@ def compiler() -> list[str]:
     return next((name for name in names if shutil.which(name[0])), [])
 
 
+class CompileError(Exception):
+    """The compiler failed: the first line says how, the others are what it printed."""
+
+
+def compiled(command: list[str]) -> None:
+    """Run a compiler, whose warnings go to stderr. Raises CompileError."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode == 0:
+        print(done.stdout, end="", file=sys.stderr)
+        return
+    lines = done.stdout.strip().splitlines()
+    told = next((line.strip() for line in lines if "error" in line), lines[-1].strip() if lines else "it said nothing")
+    raise CompileError("\n".join([f"{command[0]} failed with status {done.returncode}: {told}", "", shlex.join(command), *lines]))
+
+
 class BuildNative(build_ext):
     """Compiles each source for each level. What cannot be built is told and left out: Octavo runs without."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """The library is no Python module: its name says nothing of a Python version."""
         return f"{os.path.join(*fullname.split('.'))}.so"
+
+    def copy_extensions_to_source(self) -> None:
+        """In place too, a failed build leaves its reason and no library of an earlier one, a good build no reason."""
+        super().copy_extensions_to_source()
+        for extension in self.extensions:
+            built = Path(self.build_lib, self.get_ext_filename(extension.name))
+            if built.exists():
+                (NATIVE / NOTE).unlink(missing_ok=True)
+            else:
+                (NATIVE / built.name).unlink(missing_ok=True)
+                shutil.copyfile(built.with_name(NOTE), NATIVE / NOTE)
 
     def build_extension(self, extension: Extension) -> None:
         """One object a source and level, as many at a time as there are cores, then one library."""
@@ -59,13 +86,16 @@ class BuildNative(build_ext):
         }
         target = Path(self.get_ext_fullpath(extension.name))
         target.parent.mkdir(parents=True, exist_ok=True)
+        note = target.with_name(NOTE)
+        note.unlink(missing_ok=True)
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(lambda job: subprocess.run([*job[1], str(job[0])], check=True), jobs.items()))
-            subprocess.run([*common, "-shared", *map(str, jobs), "-o", str(target)], check=True)
-        except (subprocess.CalledProcessError, OSError) as error:
+                list(pool.map(lambda job: compiled([*job[1], str(job[0])]), jobs.items()))
+            compiled([*common, "-shared", *map(str, jobs), "-o", str(target)])
+        except (CompileError, OSError) as error:
             target.unlink(missing_ok=True)
-            print(f"octavo: the native library could not be built, torch ops and sdpa will serve on a CPU ({error})", file=sys.stderr)
+            note.write_text(f"{error}\n", encoding="utf-8")
+            print(f"octavo: the native library could not be built, torch ops and sdpa will serve on a CPU: {error}", file=sys.stderr)
 
 
 class NativeWheel(bdist_wheel):

@@ -33,7 +33,7 @@ from octavo.core.scheduling import Scheduler
 from octavo.core.settings.config import EngineConfig, load_config
 from octavo.core.settings.engine import SpeculativeConfig
 from octavo.core.settings.flat import from_flat
-from octavo.core.settings.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
+from octavo.core.settings.resolve import ResolvedConfig, choose_model, passed_over, resolve, resolve_dtypes
 from octavo.core.sources import ModelSource, resolve as resolve_source
 from octavo.core.speculation import PromptLookup
 from octavo.core.stack import Choice
@@ -97,6 +97,8 @@ def load_model(
     dtype, kv_dtype = resolve_dtypes(config.engine, shape.dtype, native_dtypes(device))
     facts = shape.facts(device=str(device), dtype=dtype, kv_dtype=kv_dtype, capability=capability(device))
     stack = resolve(registry, config, model=choice, shape=shape, facts=facts).stack
+    for sentence in passed_over(registry, config, stack, facts):
+        logger.warning("%s", sentence)
     with _reading(source.path / "tokenizer_config.json"):
         tokenizer = Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None
     ops = _build(stack.ops, Ops, stack.ops.options, facts)

@@ -13,6 +13,7 @@ import torch
 
 from octavo.core.attention import LayerSpec
 from octavo.core.descriptors import ModelShape
+from octavo.core.sampler import most_likely
 
 
 class Attend(Protocol):
@@ -46,8 +47,8 @@ class Model(ABC):
         """The head: any rows [R, ...] of what `forward` gave -> logits [R, V]. A row depends on nothing but itself."""
 
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Their most likely ids [R] int64, the lowest where several are. Ops may fuse it with the head."""
-        return self.logits(hidden).argmax(-1)
+        """Their ids [R] int64 as `most_likely` of `core.sampler` gives them. Ops may fuse it with the head."""
+        return most_likely(self.logits(hidden))
 
     @abstractmethod
     def weight_bytes(self) -> int:
@@ -102,7 +103,7 @@ class Ops(ABC):
 
     @abstractmethod
     def argmax(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
-        """argmax over the last dimension of linear(x): x [R, in] -> [R] int64, the lowest id wins a tie."""
+        """`most_likely` of linear(x): x [R, in] -> [R] int64. The lowest id wins a tie; below 0: NaN or infinity is the greatest."""
 
     def attention_inputs(
         self,

@@ -42,6 +42,12 @@ class Sampled(NamedTuple):
     errors: dict[int, str]  # rows that a user's logits processor spoilt, and how: their tokens mean nothing
 
 
+def most_likely(logits: torch.Tensor) -> torch.Tensor:
+    """logits [R, V] -> [R] int64: of each row the lowest id of the greatest logit; NOT_FINITE or NOTHING_LEFT where there is none."""
+    best, ids = logits.max(dim=-1)  # torch documents that the first maximum wins; NaN counts as the greatest
+    return torch.where(best.isfinite(), ids, torch.where(best == -torch.inf, NOTHING_LEFT, NOT_FINITE))
+
+
 class Sampler:
     """Stateless: what a request's next draw depends on travels in `SamplingRows`.
 

@@ -1,7 +1,7 @@
 // The most likely ids: argmax over the columns of a linear, whose logits are never stored.
 //
 // Logits are rounded to the type that `linear` would store before they are compared, so ties are the same; the lowest id wins. 64 rows of
-// 49,152 logits cost 0.2 ms here and 5.6 as a pass of their own.
+// 49,152 logits cost 0.2 ms here and 5.6 as a pass of their own. A row whose greatest logit is NaN or infinite has no id.
 
 #include "gemm.h"
 
@@ -10,6 +10,8 @@ using octavo::scratch;
 using octavo::Weight;
 
 namespace {
+
+constexpr int64_t NOT_FINITE = -1, NOTHING_LEFT = -2;  // as core/sampler.py has them
 
 // The best so far of each row, of one thread, whose columns come in rising order.
 template <class T>
@@ -23,9 +25,14 @@ struct Best {
             for (int64_t j = n - column; j < NR; j++) logits[j] = -INFINITY;
             vf v[3];
             OCTAVO_UNROLL for (int j = 0; j < 3; j++) v[j] = rounded(T(), load(logits + j * W));
-            float high = highest(max(max(v[0], v[1]), v[2]));
+            auto ordered = (v[0] == v[0]) & (v[1] == v[1]) & (v[2] == v[2]);
+            float high = highest(ordered ? max(max(v[0], v[1]), v[2]) : set1(INFINITY));  // NaN is as infinity: nothing is above it
             if (!(high > values[row + i])) continue;
             values[row + i] = high;
+            if (high == INFINITY) {
+                ids[row + i] = NOT_FINITE;
+                continue;
+            }
             OCTAVO_UNROLL for (int j = 0; j < 3; j++) store(logits + j * W, v[j]);
             int64_t j = 0;
             while (logits[j] != high) j++;
@@ -50,7 +57,7 @@ OCTAVO_API(argmax)(const Weight* packed, const void* x, int64_t x_stride, int64_
         }
         int64_t* all_ids = (int64_t*)(space + converted);  // [threads, rows]
         float* all_values = (float*)(all_ids + threads * rows);
-        for (int64_t i = 0; i < threads * rows; i++) all_ids[i] = 0, all_values[i] = -INFINITY;
+        for (int64_t i = 0; i < threads * rows; i++) all_ids[i] = NOTHING_LEFT, all_values[i] = -INFINITY;
         in_parallel(threads, [&](Share share) {
             Inputs in = as_inputs((const T*)x, x_stride, rows, w.k, space, share);
             multiply<T>(w, in, rows, share, Best<T>{all_values + share.thread * rows, all_ids + share.thread * rows, w.n});

@@ -17,7 +17,25 @@ def absence() -> str | None:
         return None
     if named := os.environ.get("OCTAVO_NATIVE_LIBRARY"):
         return f"needs the native library, but OCTAVO_NATIVE_LIBRARY names {named}, which is no file"
+    again = "install Octavo again with pip's --no-cache-dir, lest it takes the wheel that it has"
+    if told := _failure():
+        return (
+            f"needs the native library, which could not be compiled when this Octavo was built: {told} (all of it is in {_note()}). "
+            f"Mend that, and {again}"
+        )
     return (
         "needs the native library, which this installation of Octavo lacks: there was no C++ compiler when it was built, or "
-        "OCTAVO_NO_NATIVE was set; install one (on Debian and Ubuntu: apt install g++) and install Octavo again"
+        f"OCTAVO_NO_NATIVE was set; install one (on Debian and Ubuntu: apt install g++) and {again}"
     )
+
+
+def _note() -> Path:
+    return Path(__file__).with_name("native_build.txt")  # setup.py writes it where a compiler failed
+
+
+def _failure() -> str | None:
+    """How the compiler failed, in a line; None: it didn't, or was never asked."""
+    try:
+        return _note().read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip() or None
+    except OSError:
+        return None

@@ -52,9 +52,9 @@ thread_local Scratch kept;
 
 // Memory of the calling thread, kept for the next call (activations of a step: some megabytes); null: there is none left.
 void* scratch(int64_t bytes) {
-    if (bytes > kept.bytes) {
+    if (!kept.start || bytes > kept.bytes) {  // of no bytes too there is an address: null is a failure
         free(kept.start);
-        kept.bytes = (bytes + bytes / 4 + 4095) / 4096 * 4096;  // a little more, since steps grow
+        kept.bytes = (bytes + bytes / 4 + 4096) / 4096 * 4096;  // a little more, since steps grow
         kept.start = aligned_alloc(4096, (size_t)kept.bytes);
         if (!kept.start) kept.bytes = 0;
     }

@@ -275,7 +275,8 @@ OCTAVO_INLINE vf tanh(vf x) {
     p = fma(p, square, set1(1.33314422036e-1f));
     p = fma(p, square, set1(-3.33332819422e-1f));
     vf near = fma(p * square, x, x), far = 1.0f - 2.0f / (exp(x + x) + 1.0f);
-    return square < 0.390625f ? near : far;
+    vf result = square < 0.390625f ? near : far;
+    return x == x ? result : x;
 }
 
 // ---- squares of W vectors

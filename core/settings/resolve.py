@@ -83,6 +83,21 @@ def resolve(registry: Registry, config: EngineConfig, *, model: Choice, shape: M
     return ResolvedConfig(source=config.source, stack=stack, engine=config.engine, facts=facts, max_model_len=max_model_len)
 
 
+def passed_over(registry: Registry, config: EngineConfig, stack: Stack, facts: Facts) -> list[str]:
+    """A sentence for each reason why `auto` did not take plugins for this device that it prefers to those of `stack`."""
+    refused: dict[str, list[str]] = {}
+    for kind in EXCHANGEABLE:
+        if getattr(config, kind) is not None:
+            continue
+        for choice in _candidates(registry, kind):
+            if choice.name == stack.names[kind]:
+                break
+            if facts.provides.issuperset(word for word in choice.plugin.needs(choice.options, facts) if word.startswith("device:")):
+                for reason in choice.plugin.rejects(choice.options, facts):
+                    refused.setdefault(reason, []).append(f"{choice} (it takes {stack.names[kind]!r})")
+    return [f"auto goes without {' and '.join(names)}: {reason}" for reason, names in refused.items()]
+
+
 def _max_model_len(engine: EngineSettings, shape: ModelShape) -> int:
     asked, allowed = engine.max_model_len, shape.max_position_embeddings
     if asked is not None and asked > allowed:

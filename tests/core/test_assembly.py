@@ -159,6 +159,16 @@ def test_installed_observers_are_told(
     assert caplog.text.count("failed in step_finished and is dropped") == 1
 
 
+def test_auto_without_the_native_library_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """In one warning, with the reason: a CPU without it is several times slower."""
+    monkeypatch.setenv("OCTAVO_NATIVE_LIBRARY", "/none.so")
+    build_engine(REGISTRY, config(), load_model(REGISTRY, config()))
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(" needs ")[0] for text in told] == [
+        "auto goes without kernel 'cpu_paged' (it takes 'sdpa') and ops 'cpu' (it takes 'torch'):"
+    ]
+
+
 def test_observers_can_be_switched_off(loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the environment, like every plugin."""
     write_package(tmp_path, "octavo-silent", octavo_silent=OBSERVER)

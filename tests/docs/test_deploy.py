@@ -116,3 +116,10 @@ def test_containers_run_a_command_that_there_is(name: str) -> None:
     port = ServerSettings().port
     assert f"EXPOSE {port}" in text and f":{port}/health" in text and "STOPSIGNAL SIGTERM" in text
     assert re.search(r"^USER (?!0|root)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_containers_are_built_with_a_compiler(name: str) -> None:
+    """Without one the install succeeds, and lacks the native library."""
+    build = (DEPLOY / name).read_text().split("\nFROM ")[1]
+    assert re.search(r"apt-get install [^\n]*g\+\+.*pip install", build, re.DOTALL)

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAPPING = {"src/octavo": "octavo"} | {folder: f"octavo/{folder}" for folder in ("core", "plugins", "server", "bench")}
 UNTRACKED = shutil.ignore_patterns(
-    ".git", ".venv*", ".typings", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist", "*.so"
+    ".git", ".venv*", ".typings", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist", "*.so", "native_build.txt"
 )
 
 

@@ -55,14 +55,34 @@ def test_the_library_needs_no_python_and_no_torch(installed):
     assert set(re.findall(r"NEEDED.*\[(\w+)", needed)) <= {"libgomp", "libgcc_s", "libstdc", "libm", "libc", "ld"}
 
 
-@pytest.mark.parametrize(("variable", "value"), [("OCTAVO_NO_NATIVE", "1"), ("CXX", "/no/such/compiler"), ("CXX", "false")])
+ABSENCE = "from octavo.core.native import absence; print(absence())"
+
+
+@pytest.mark.parametrize(("variable", "value"), [("OCTAVO_NO_NATIVE", "1"), ("CXX", "/no/such/compiler")])
 def test_octavo_installs_without_a_compiler(environment, tree, variable, value):
-    """Not wanted, not there, or one that fails: the install succeeds, the library is absent, and it is said why and what to do."""
+    """Not wanted, or not there: the install succeeds, the library is absent, and it is said why and what to do."""
     environment.install(tree, **{variable: value})
-    reason = environment.python("from octavo.core.native import absence; print(absence())")
+    reason = environment.python(ABSENCE)
     assert "there was no C++ compiler when it was built, or OCTAVO_NO_NATIVE was set; install one" in reason
+    assert "--no-cache-dir" in reason
     assert "octavo" in environment.command("--help")
     assert list(environment.folder.rglob("liboctavo.so")) == []
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_octavo_installs_where_the_compiler_fails(environment, tree, editable):
+    """What the compiler said is kept beside where the library would be and quoted; a library of an earlier build does not stay."""
+    (tree / "core/native/norm.cpp").write_text("#error no norm today\n")
+    (tree / "core/native/liboctavo.so").write_bytes(b"of an earlier build")
+    environment.install(*["--editable"] * editable, tree)
+    reason = environment.python(ABSENCE)
+    told = r"could not be compiled when this Octavo was built: \S+ failed with status 1: .*norm.cpp:1:2: error: .*no norm"
+    assert re.search(told, reason)
+    assert "no C++ compiler" not in reason and "--no-cache-dir" in reason
+    folder = tree / "core/native" if editable else environment.folder
+    assert list(folder.rglob("liboctavo.so")) == []
+    (note,) = folder.rglob("native_build.txt")
+    assert str(note) in reason and "norm.cpp" in note.read_text()
 
 
 def test_only_octavo_is_importable(distributions, installed):

@@ -36,19 +36,26 @@ class _Step:
 
 
 class CpuPagedKernel(Kernel):
-    """Paged attention of the native library. Tensors of another dtype or device: PluginContractError."""
+    """Paged attention of the native library. Tensors of another dtype, device or shape: PluginContractError."""
 
     def __init__(self, layers: Sequence[LayerSpec], *, dtype: torch.dtype, device: torch.device, library: Library) -> None:
         super().__init__(layers, dtype=dtype, device=device)
         self._library = library
         self._element = dtype.itemsize
         self._layers = {spec.index: Layer.of(spec, dtype) for spec in self.layers}
-        self._addresses = {index: (ctypes.addressof(layer), layer.heads, layer.v_size) for index, layer in self._layers.items()}
+        self._addresses = {
+            index: (ctypes.addressof(layer), layer.heads, layer.k_size, layer.v_size) for index, layer in self._layers.items()
+        }
         self._shapes = {spec.index: _shape(spec) for spec in self.layers}
         self._memory = torch.empty(0, dtype=torch.uint8)  # of the threads, and partial results; it grows to the largest step's need
 
     def prepare(self, meta: AttentionMetadata) -> _Step:
         """What each thread does, for each distinct shape of layers."""
+        if meta.slots.dtype is not torch.int64 or not meta.slots.is_cpu or meta.slots.dim() != 1:
+            raise PluginContractError(
+                f"kernel 'cpu_paged': slots must be torch.int64 [T] on a CPU, not {meta.slots.dtype} {list(meta.slots.shape)} "
+                f"on {meta.slots.device}"
+            )
         step = Step.of(meta)
         threads = torch.get_num_threads()
         kept: list[Any] = [step]
@@ -79,9 +86,11 @@ class CpuPagedKernel(Kernel):
 
     def write(self, cache: LayerCache, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata, prepared: Any) -> None:
         """As `Kernel.write`."""
-        k, v = self._dense(k, "k"), self._dense(v, "v")
         k_cache, v_cache = cache
-        tokens, heads, size = k.shape
+        tokens = prepared.slots.shape[0]
+        k = self._dense(k, "k", (tokens, *k_cache.shape[1:]))
+        v = self._dense(v, "v", (tokens, *v_cache.shape[1:]))
+        _, heads, size = k.shape
         few = tokens * heads * size * self._element <= _SERIAL_WRITE
         self._library.attention_write(
             heads,
@@ -103,9 +112,10 @@ class CpuPagedKernel(Kernel):
 
     def attend(self, q: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, prepared: Any, layer: LayerSpec) -> torch.Tensor:
         """q [T, H, Dk] -> [T, H, Dv] in q's dtype; tokens of empty rows, and behind the last row, get zeros."""
-        q = self._dense(q, "q")
-        address, heads, v_size = self._addresses[layer.index]
-        output = torch.empty((q.shape[0], heads, v_size), dtype=self.dtype)
+        address, heads, k_size, v_size = self._addresses[layer.index]
+        tokens = prepared.slots.shape[0]
+        q = self._dense(q, "q", (tokens, heads, k_size))
+        output = torch.empty((tokens, heads, v_size), dtype=self.dtype)
         k_cache, v_cache = cache
         self._library.attention(
             address,
@@ -120,11 +130,12 @@ class CpuPagedKernel(Kernel):
         )
         return output
 
-    def _dense(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    def _dense(self, tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor, copied where the elements of a head do not follow each other: the library reads addresses and checks nothing."""
-        if tensor.dtype is not self.dtype or tensor.is_cuda:
+        if tensor.dtype is not self.dtype or not tensor.is_cpu or tensor.shape != shape:
             raise PluginContractError(
-                f"kernel 'cpu_paged': {name} must be {self.dtype} on a CPU; the model gave {tensor.dtype} on {tensor.device}"
+                f"kernel 'cpu_paged': {name} must be {self.dtype} {list(shape)} on a CPU; the model gave {tensor.dtype} "
+                f"{list(tensor.shape)} on {tensor.device}"
             )
         return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 

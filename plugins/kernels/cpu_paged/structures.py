@@ -67,7 +67,7 @@ class Step(ctypes.Structure):
             raise PluginContractError("AttentionMetadata has neither region_starts nor block_table; one of them must be set")
         tensors = {"query_start": meta.query_start, "seq_lens": meta.seq_lens, "places": places}
         for name, tensor in tensors.items():
-            if tensor.dtype is not torch.int32 or tensor.is_cuda:
+            if tensor.dtype is not torch.int32 or not tensor.is_cpu:
                 raise PluginContractError(f"kernel 'cpu_paged': {name} must be int32 on a CPU, not {tensor.dtype} on {tensor.device}")
             if tensor.numel() and tensor.stride(-1) != 1:
                 tensors[name] = tensor.contiguous()

@@ -15,7 +15,7 @@ from octavo.plugins.ops.cpu.packing import Arena, Packed
 
 
 class CpuOps(Ops):
-    """See `octavo.core.model.Ops`. Tensors of another dtype or device, or whose last dimension has gaps: PluginContractError."""
+    """See `octavo.core.model.Ops`. What it cannot read (dtype, device, shape, gaps in the last dimension): PluginContractError."""
 
     def __init__(self, library: Library, dtype: torch.dtype) -> None:
         self._library = library
@@ -24,14 +24,16 @@ class CpuOps(Ops):
         self._arena = Arena(library)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
-        self._check(weight, "weight")
+        self._check(weight, "weight", (None, None))
+        _check_biases(weight, [bias])
         return Packed(self._library, self._arena, [weight], None if bias is None else [bias])
 
     def pack_gate_up(
         self, gate: torch.Tensor, up: torch.Tensor, *, gate_bias: torch.Tensor | None = None, up_bias: torch.Tensor | None = None
     ) -> Packed:
-        self._check(gate, "gate")
-        self._check(up, "up")
+        self._check(gate, "gate", (None, None))
+        self._check(up, "up", gate.shape)
+        _check_biases(gate, [gate_bias, up_bias])
         biases = None if gate_bias is None or up_bias is None else [gate_bias, up_bias]
         return Packed(self._library, self._arena, [gate, up], biases)
 
@@ -39,6 +41,9 @@ class CpuOps(Ops):
         return packed.num_bytes
 
     def rows(self, packed: Packed, ids: torch.Tensor) -> torch.Tensor:
+        if ids.dtype is not torch.int64 or not ids.is_cpu or ids.dim() != 1:
+            raise PluginContractError(f"ops 'cpu': ids must be torch.int64 [T] on a CPU; the model gave {_told(ids)}")
+        _check_groups(packed, 1)
         ids = ids.contiguous()
         if len(ids):
             low, high = (int(bound) for bound in ids.aminmax())
@@ -49,29 +54,39 @@ class CpuOps(Ops):
         return out
 
     def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
-        self._check(x, "x", packed.k)
+        self._check(x, "x", (None, packed.k))
+        _check_groups(packed, 1)
         out = torch.empty(len(x), packed.n, dtype=self.dtype)
         where = x.data_ptr(), x.stride(0), len(x), 0, 0, out.data_ptr(), packed.n
         _done(self._library.linear(packed.address, *where, torch.get_num_threads()))
         return out
 
     def linear_add(self, x: torch.Tensor, packed: Packed, residual: torch.Tensor) -> torch.Tensor:
-        self._check(x, "x", packed.k)
-        self._check(residual, "residual", packed.n)
-        to = residual.data_ptr(), residual.stride(0)
-        _done(self._library.linear(packed.address, x.data_ptr(), x.stride(0), len(x), *to, *to, torch.get_num_threads()))
+        self._check(x, "x", (None, packed.k))
+        rows = x.shape[0]
+        self._check(residual, "residual", (rows, packed.n))
+        _check_groups(packed, 1)
+        stride, start, first = residual.stride(0), residual.data_ptr(), x.data_ptr()
+        if stride < packed.n and rows > 1:
+            raise PluginContractError(f"ops 'cpu': rows of residual must not overlap, but the model gave {_told(residual)}")
+        size = self.dtype.itemsize
+        if first < start + (rows * stride + packed.n) * size and start < first + (rows * x.stride(0) + packed.k) * size:
+            x = x.clone(memory_format=torch.contiguous_format)  # rows are written while others are read
+            first = x.data_ptr()
+        _done(self._library.linear(packed.address, first, x.stride(0), rows, start, stride, start, stride, torch.get_num_threads()))
         return residual
 
     def swiglu(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
-        self._check(x, "x", packed.k)
+        self._check(x, "x", (None, packed.k))
+        _check_groups(packed, 2)
         out = torch.empty(len(x), packed.n, dtype=self.dtype)
         _done(self._library.swiglu(packed.address, x.data_ptr(), x.stride(0), len(x), out.data_ptr(), torch.get_num_threads()))
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         size = x.shape[-1]
-        self._check(x, "x")
-        self._check(weight, "norm", size)
+        self._check(x, "x", x.shape)
+        self._check(weight, "norm", (size,))
         rows = x if x.dim() == 3 else x.reshape(-1, 1, size)
         out = torch.empty(x.shape, dtype=self.dtype)
         (outer, inner, _), strides = rows.shape, rows.stride()
@@ -92,8 +107,10 @@ class CpuOps(Ops):
         return out
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        self._check(x, "x")
+        self._check(x, "x", (None, None, None))
         tokens, heads, size = x.shape
+        if size % 2:
+            raise PluginContractError(f"ops 'cpu': heads must have an even size to be rotated; the model gave {_told(x)}")
         _check_angles(cos, sin, (tokens, size // 2))
         out = torch.empty(x.shape, dtype=self.dtype)
         self._library.rope(
@@ -113,7 +130,8 @@ class CpuOps(Ops):
         return out
 
     def argmax(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
-        self._check(x, "x", packed.k)
+        self._check(x, "x", (None, packed.k))
+        _check_groups(packed, 1)
         ids = torch.empty(len(x), dtype=torch.int64)
         _done(self._library.argmax(packed.address, x.data_ptr(), x.stride(0), len(x), ids.data_ptr(), torch.get_num_threads()))
         return ids
@@ -131,14 +149,18 @@ class CpuOps(Ops):
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        self._check(x, "x", packed.k)
+        self._check(x, "x", (None, packed.k))
+        _check_groups(packed, 1)
         rows, (num_heads, num_kv_heads) = len(x), heads
-        size = packed.n // (num_heads + 2 * num_kv_heads)
-        self._check(norm, "norm", packed.k)
+        size, rest = divmod(packed.n, num_heads + 2 * num_kv_heads)
+        if rest or size % 2:
+            wanted = f"{num_heads} + 2 * {num_kv_heads} heads of one even size"
+            raise PluginContractError(f"ops 'cpu': the projection must have {wanted}; the model gave {packed.n} outputs")
+        self._check(norm, "norm", (packed.k,))
         _check_angles(cos, sin, (rows, size // 2))
         for head_norm in (q_norm, k_norm):
             if head_norm is not None:
-                self._check(head_norm, "norm of heads", size)
+                self._check(head_norm, "norm of heads", (size,))
         x = x if x.stride(0) == packed.k else x.contiguous()
         out = torch.empty(rows, num_heads + 2 * num_kv_heads, size, dtype=self.dtype)
         _done(
@@ -163,26 +185,56 @@ class CpuOps(Ops):
         return q, k, v
 
     def gated_mlp(self, x: torch.Tensor, gate_up: Packed, down: Packed, *, norm: torch.Tensor, eps: float) -> torch.Tensor:
-        self._check(x, "x", gate_up.k)
-        self._check(norm, "norm", gate_up.k)
+        self._check(x, "x", (None, gate_up.k))
+        self._check(norm, "norm", (gate_up.k,))
+        _check_groups(gate_up, 2)
+        _check_groups(down, 1)
+        if down.k != gate_up.n or down.n != gate_up.k:
+            wanted = f"the weight behind gate and up must be [{gate_up.k}, {gate_up.n}]"
+            raise PluginContractError(f"ops 'cpu': {wanted}; the model gave [{down.n}, {down.k}]")
         x = x if x.stride(0) == gate_up.k else x.contiguous()
         threads = torch.get_num_threads()
         _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), len(x), norm.data_ptr(), eps, threads))
         return x
 
-    def _check(self, tensor: torch.Tensor, name: str, size: int | None = None) -> None:
-        """The library reads addresses and checks nothing."""
-        if tensor.dtype is not self.dtype or tensor.is_cuda or tensor.stride(-1) != 1 or (size is not None and tensor.shape[-1] != size):
-            wanted = f"{self.dtype} on a CPU, its last dimension {'' if size is None else f'of {size} '}without gaps"
-            found = f"{tensor.dtype} on {tensor.device}, shape {list(tensor.shape)}, strides {list(tensor.stride())}"
-            raise PluginContractError(f"ops 'cpu': {name} must be {wanted}; the model gave {found}")
+    def _check(self, tensor: torch.Tensor, name: str, shape: tuple[int | None, ...]) -> None:
+        """The library reads addresses and checks nothing. Of a shape, None fits any size."""
+        found = tensor.shape
+        if (
+            tensor.dtype is not self.dtype
+            or not tensor.is_cpu
+            or len(found) != len(shape)
+            or tensor.stride(-1) != 1
+            or (found[-1] != shape[-1] and shape[-1] is not None)
+            or (found[0] != shape[0] and shape[0] is not None)
+        ):
+            sizes = ", ".join("*" if size is None else str(size) for size in shape)
+            wanted = f"{self.dtype} [{sizes}] on a CPU, its last dimension without gaps"
+            raise PluginContractError(f"ops 'cpu': {name} must be {wanted}; the model gave {_told(tensor)}")
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} on {tensor.device}, shape {list(tensor.shape)}, strides {list(tensor.stride())}"
+
+
+def _check_groups(packed: Packed, groups: int) -> None:
+    if packed.groups != groups:
+        made = {1: "pack", 2: "pack_gate_up"}
+        raise PluginContractError(f"ops 'cpu': this wants a weight of {made[groups]}; the model gave one of {made[packed.groups]}")
+
+
+def _check_biases(weight: torch.Tensor, biases: list[torch.Tensor | None]) -> None:
+    given = [bias for bias in biases if bias is not None]
+    if given and (len(given) != len(biases) or any(bias.shape != weight.shape[:1] for bias in given)):
+        shapes = [None if bias is None else list(bias.shape) for bias in biases]
+        raise PluginContractError(f"ops 'cpu': biases must be [{len(weight)}] each, all or none; the model gave {shapes}")
 
 
 def _check_angles(cos: torch.Tensor, sin: torch.Tensor, shape: tuple[int, int]) -> None:
     for tensor in (cos, sin):
-        if tensor.dtype is not torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
-            found = f"{tensor.dtype} {list(tensor.shape)}, strides {list(tensor.stride())}"
-            raise PluginContractError(f"ops 'cpu': cos and sin must be torch.float32 {list(shape)} without gaps; the model gave {found}")
+        if tensor.dtype is not torch.float32 or not tensor.is_cpu or tensor.shape != shape or not tensor.is_contiguous():
+            wanted = f"torch.float32 {list(shape)} on a CPU without gaps"
+            raise PluginContractError(f"ops 'cpu': cos and sin must be {wanted}; the model gave {_told(tensor)}")
 
 
 def _done(status: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from octavo.core.model import Ops
+from octavo.core.sampler import most_likely
 
 
 class Linear(NamedTuple):
@@ -57,4 +58,4 @@ class TorchOps(Ops):
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
     def argmax(self, x: torch.Tensor, packed: Linear) -> torch.Tensor:
-        return F.linear(x, packed.weight, packed.bias).argmax(dim=-1)  # torch documents that the first maximum wins
+        return most_likely(F.linear(x, packed.weight, packed.bias))

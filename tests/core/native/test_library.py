@@ -45,6 +45,10 @@ def test_absence_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr("octavo.core.native.presence.__file__", str(tmp_path / "presence.py"))
     assert "there was no C++ compiler when it was built" in (absence() or "")
     assert path() == tmp_path / "liboctavo.so"
+    (tmp_path / "native_build.txt").write_text("g++ failed with status 1: norm.cpp:1: error: no such thing\n\nand much more\n")
+    reason = absence() or ""
+    assert "when this Octavo was built: g++ failed with status 1: norm.cpp:1: error: no such thing (all of it is in " in reason
+    assert "--no-cache-dir" in reason and "no C++ compiler" not in reason
 
 
 def test_a_broken_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

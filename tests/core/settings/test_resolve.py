@@ -11,7 +11,7 @@ from octavo.core.errors import IncompatibleStackError, InvalidOptionsError
 from octavo.core.registry import Provider, Registry
 from octavo.core.settings.config import load_config
 from octavo.core.settings.engine import EngineSettings
-from octavo.core.settings.resolve import ResolvedConfig, choose_model, resolve, resolve_dtypes
+from octavo.core.settings.resolve import ResolvedConfig, choose_model, passed_over, resolve, resolve_dtypes
 from octavo.core.testing.fake_plugins import TINY_CONFIG, fake_allocator, fake_kernel, fake_model, fake_ops, fake_scheduler, fake_shape
 
 THIRD_PARTY = Provider("octavo-fast", "2.0")
@@ -92,6 +92,23 @@ def test_auto_takes_the_most_preferred_built_in_that_runs() -> None:
     assert resolved(registry).stack.names["kernel"] == "quick"
     assert resolved(registry, device="cuda:0").stack.names["kernel"] == "gpu"
     assert resolved(registry, kernel="fast").stack.names["kernel"] == "fast"
+
+
+def test_auto_says_what_it_goes_without() -> None:
+    """What is for this device, preferred and refuses, once a reason; not what is for another device, less preferred, or was not auto's."""
+    refuses: dict[str, Any] = {"rejects": lambda options, facts: ["needs a compiler"], "needs": lambda options, facts: {"device:cpu"}}
+    gpu = fake_kernel("gpu", preference=9, rejects=refuses["rejects"], needs=lambda options, facts: {"device:cuda"})
+    kernels = (gpu, fake_kernel("quick", preference=5, **refuses), fake_kernel("slow"), fake_kernel("worse", preference=-1, **refuses))
+    registry = registry_of(*kernels, fake_ops("fast", preference=5, **refuses), fake_ops())
+
+    def told(**overrides: Any) -> list[str]:
+        config = load_config(registry, environ={}, overrides=overrides)
+        found = resolved(registry, **overrides)
+        return passed_over(registry, config, found.stack, found.facts)
+
+    assert told() == ["auto goes without kernel 'quick' (it takes 'slow') and ops 'fast' (it takes 'torch'): needs a compiler"]
+    assert told(kernel="slow") == ["auto goes without ops 'fast' (it takes 'torch'): needs a compiler"]
+    assert told(kernel="slow", ops="torch") == []
 
 
 def test_auto_says_why_nothing_runs() -> None:

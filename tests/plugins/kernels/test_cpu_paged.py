@@ -142,7 +142,7 @@ def test_refuses_what_it_cannot_read(level: str) -> None:
     kernel = kernel_of(level, case.layer)
     prepared = kernel.prepare(case.meta)
     with pytest.raises(
-        PluginContractError, match=r"kernel 'cpu_paged': q must be torch.float32 on a CPU; the model gave torch.float64 on cpu"
+        PluginContractError, match=r"kernel 'cpu_paged': q must be torch.float32 \[.*\] on a CPU; .* torch.float64 \[.*\] on cpu"
     ):
         kernel.attend(case.q.double(), case.after, case.meta, prepared, case.layer)
     with pytest.raises(PluginContractError, match=r"kernel 'cpu_paged': k must be torch.float32"):
@@ -151,6 +151,15 @@ def test_refuses_what_it_cannot_read(level: str) -> None:
         kernel.prepare(replace(case.meta, block_table=None))
     with pytest.raises(PluginContractError, match=r"seq_lens must be int32 on a CPU, not torch.int64 on cpu"):
         kernel.prepare(replace(case.meta, seq_lens=case.meta.seq_lens.long()))
+    with pytest.raises(PluginContractError, match=r"slots must be torch.int64 \[T\] on a CPU, not torch.int32"):
+        kernel.prepare(replace(case.meta, slots=case.meta.slots.int()))
+    for q in (case.q[:-1], case.q[:, :-1], case.q[:, :, :-1], case.q.to("meta")):
+        with pytest.raises(PluginContractError, match=r"q must be torch.float32 \[.*\] on a CPU"):
+            kernel.attend(q, case.after, case.meta, prepared, case.layer)
+    k, v = case.k, case.v
+    for name, wrong in (("k", (k[1:], v)), ("k", (k[:, 1:], v)), ("k", (k[..., 1:], v)), ("v", (k, v[1:])), ("v", (k, v[..., 1:]))):
+        with pytest.raises(PluginContractError, match=rf"{name} must be torch.float32 \[.*\] on a CPU"):
+            kernel.write(case.before, *wrong, case.meta, prepared)
 
 
 def test_copies_what_has_gaps_inside_a_head(level: str) -> None:
@@ -159,6 +168,15 @@ def test_copies_what_has_gaps_inside_a_head(level: str) -> None:
     spread = [torch.stack((tensor, tensor), dim=-1).flatten(-2)[..., ::2] for tensor in (case.q, case.k, case.v)]
     assert all(tensor.stride(-1) == 2 for tensor in spread)
     check(level, replace(case, q=spread[0], k=spread[1], v=spread[2]))
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_nan_is_not_hidden(level: str, softcap: float | None) -> None:
+    """A query that is NaN gives NaN, with a soft cap too: a broken model shows."""
+    case = make_case(Spec(softcap=softcap))
+    kernel = kernel_of(level, case.layer)
+    q = torch.full_like(case.q, torch.nan)
+    assert kernel.attend(q, case.after, case.meta, kernel.prepare(case.meta), case.layer)[: case.live].isnan().all()
 
 
 def test_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

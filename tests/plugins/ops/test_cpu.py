@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from octavo.core.errors import PluginContractError
 from octavo.core.model import Ops
 from octavo.core.native import absence, load
 from octavo.core.native.library import levels
+from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT
 from octavo.plugins.ops.cpu import CPU, octavo_ops
 from octavo.plugins.ops.cpu.ops import CpuOps
 
@@ -192,14 +194,30 @@ def test_argmax_is_that_of_the_logits(ops: CpuOps) -> None:
     weight[[17, 4900], 0] = 1.0
     packed = ops.pack(weight)
     assert ops.argmax(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=dtype), packed).tolist() == [17, 0, 0]
-    broken = ops.argmax(torch.full((2, 2), torch.nan, dtype=dtype), packed)
-    assert ((broken >= 0) & (broken < 5000)).all()  # arbitrary, but ids
+
+
+def test_argmax_of_what_is_not_finite_is_no_id(ops: CpuOps, threads: Callable[[int], None]) -> None:
+    """A NaN or infinity as the greatest, in any column, and rows with no logit above -infinity: as the sampling step has it."""
+    dtype, n = ops.dtype, 101
+    for column in (0, 1, 47, 48, 99, 100):
+        weight = torch.zeros(n, 3, dtype=dtype)
+        weight[column, 0], weight[column, 1] = torch.nan, torch.inf
+        weight[column + 1 - 2 * (column == 100), 2] = 1.0
+        for number in (1, 3):
+            threads(number)
+            for chosen, expected in ((0, NOT_FINITE), (1, NOT_FINITE)):
+                one = ops.pack(weight[:, chosen : chosen + 1].contiguous())
+                assert ops.argmax(torch.ones(9, 1, dtype=dtype), one).tolist() == [expected] * 9
+            assert torch.equal(ops.argmax(torch.full((2, 3), torch.nan, dtype=dtype), ops.pack(weight)), torch.full((2,), NOT_FINITE))
+    below = ops.pack(torch.zeros(n, 3, dtype=dtype), torch.full((n,), -torch.inf))
+    assert ops.argmax(torch.ones(2, 3, dtype=dtype), below).tolist() == [NOTHING_LEFT] * 2
 
 
 def test_no_rows_are_fine(ops: CpuOps) -> None:
-    """A step may want no logits."""
+    """A step may want no logits, the first step of a thread too."""
     for name, op in every_op(ops, ops.dtype).items():
-        assert len(op(torch.empty(0, 65, dtype=ops.dtype))) == 0, name
+        with ThreadPoolExecutor(1) as fresh:
+            assert len(fresh.submit(op, torch.empty(0, 65, dtype=ops.dtype)).result(timeout=60)) == 0, name
 
 
 def test_packing_replaces_the_weight(ops: CpuOps) -> None:
@@ -238,24 +256,70 @@ def test_what_does_not_suit_is_refused() -> None:
     ops = CpuOps(load(), torch.bfloat16)
     packed = ops.pack(torch.zeros(6, 8, dtype=torch.bfloat16))
     x = torch.zeros(3, 8, dtype=torch.bfloat16)
-    wanted = r"ops 'cpu': x must be torch.bfloat16 on a CPU, its last dimension of 8 without gaps; the model gave "
+    wanted = r"ops 'cpu': x must be torch.bfloat16 \[\*, 8\] on a CPU, its last dimension without gaps; the model gave "
     with pytest.raises(PluginContractError, match=wanted + r"torch.float32 on cpu, shape \[3, 8\], strides \[8, 1\]"):
         ops.linear(x.float(), packed)
     with pytest.raises(PluginContractError, match=wanted + r"torch.bfloat16 on cpu, shape \[3, 8\], strides \[1, 3\]"):
-        ops.swiglu(x.t().contiguous().t(), packed)
+        ops.linear(x.t().contiguous().t(), packed)
     with pytest.raises(PluginContractError, match=wanted + r"torch.bfloat16 on cpu, shape \[3, 7\]"):
         ops.argmax(x[:, :7], packed)
-    with pytest.raises(PluginContractError, match=r"ops 'cpu': residual must be .* dimension of 6 without gaps"):
+    with pytest.raises(PluginContractError, match=r"ops 'cpu': residual must be torch.bfloat16 \[3, 6\] "):
         ops.linear_add(x, packed, x)
     with pytest.raises(PluginContractError, match=r"ops 'cpu': weight must be torch.bfloat16"):
         ops.pack(torch.zeros(6, 8))
-    with pytest.raises(PluginContractError, match=r"ops 'cpu': norm must be torch.bfloat16 .* of 8 without gaps"):
+    with pytest.raises(PluginContractError, match=r"ops 'cpu': norm must be torch.bfloat16 \[8\] "):
         ops.rms_norm(x, torch.zeros(9, dtype=torch.bfloat16), 1e-5)
-    with pytest.raises(PluginContractError, match=r"ops 'cpu': cos and sin must be torch.float32 \[3, 4\] without gaps"):
+    with pytest.raises(PluginContractError, match=r"ops 'cpu': cos and sin must be torch.float32 \[3, 4\] on a CPU without gaps"):
         ops.rope(x.view(3, 1, 8), torch.zeros(3, 4, dtype=torch.bfloat16), torch.zeros(3, 4))
     for id_ in (-1, 6):
         with pytest.raises(IndexError, match=rf"ids {id_} to {id_} in a weight of 6 rows"):
             ops.rows(packed, torch.tensor([id_]))
+
+
+@needs_library
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    """Each would read or write beyond a tensor, or leave a part of a result unwritten."""
+    ops = CpuOps(load(), torch.float32)
+    x, ones = torch.zeros(3, 8), torch.ones(8)
+    packed, gate_up, down = ops.pack(torch.zeros(6, 8)), ops.pack_gate_up(torch.zeros(5, 8), torch.zeros(5, 8)), ops.pack(torch.zeros(8, 5))
+    angles: dict[str, Any] = {"cos": torch.zeros(3, 1), "sin": torch.zeros(3, 1)}
+    inputs: dict[str, Any] = {"norm": ones, "eps": 1e-5, "q_norm": None, "k_norm": None, **angles}
+    refused: list[tuple[str, Callable[[], object]]] = [
+        (r"residual must be torch.float32 \[3, 6\]", lambda: ops.linear_add(x, packed, torch.zeros(2, 6))),
+        (r"rows of residual must not overlap", lambda: ops.linear_add(x, packed, torch.zeros(6).expand(3, 6))),
+        (r"x must be torch.float32 \[\*, 8\]", lambda: ops.linear(torch.zeros(2, 3, 8), packed)),
+        (r"x must be torch.float32 \[\*, 8\]", lambda: ops.argmax(torch.zeros(8), packed)),
+        (r"x must be .* on a CPU.* gave torch.float32 on meta", lambda: ops.linear(x.to("meta"), packed)),
+        (r"up must be torch.float32 \[5, 8\]", lambda: ops.pack_gate_up(torch.zeros(5, 8), torch.zeros(4, 8))),
+        (r"up must be torch.float32 \[5, 8\]", lambda: ops.pack_gate_up(torch.zeros(5, 8), torch.zeros(5, 9))),
+        (r"biases must be \[6\] each, all or none", lambda: ops.pack(torch.zeros(6, 8), torch.zeros(1))),
+        (r"biases must be \[5\] each", lambda: ops.pack_gate_up(torch.zeros(5, 8), torch.zeros(5, 8), up_bias=torch.zeros(5))),
+        (r"behind gate and up must be \[8, 5\]; the model gave \[6, 8\]", lambda: ops.gated_mlp(x, gate_up, packed, norm=ones, eps=1e-5)),
+        (r"wants a weight of pack_gate_up", lambda: ops.swiglu(x, packed)),
+        (r"wants a weight of pack_gate_up", lambda: ops.gated_mlp(x, packed, down, norm=ones, eps=1e-5)),
+        (r"wants a weight of pack;", lambda: ops.linear(x, gate_up)),
+        (r"must have 2 \+ 2 \* 1 heads of one even size; .* 6 outputs", lambda: ops.attention_inputs(x, packed, heads=(2, 1), **inputs)),
+        (r"must have 4 \+ 2 \* 1 heads of one even size", lambda: ops.attention_inputs(x, packed, heads=(4, 1), **inputs)),
+        (r"heads must have an even size", lambda: ops.rope(torch.zeros(3, 1, 3), **angles)),
+        (r"x must be torch.float32 \[\*, \*, \*\]", lambda: ops.rope(x, **angles)),
+        (r"ids must be torch.int64 \[T\] on a CPU; .* gave torch.int32", lambda: ops.rows(packed, torch.zeros(3, dtype=torch.int32))),
+        (r"ids must be torch.int64 \[T\] on a CPU", lambda: ops.rows(packed, torch.zeros(3, 1, dtype=torch.int64))),
+    ]
+    for message, call in refused:
+        with pytest.raises(PluginContractError, match=message):
+            call()
+
+
+def test_the_input_may_be_the_residual(ops: CpuOps, threads: Callable[[int], None]) -> None:
+    """Rows are not overwritten before all of them is read: the same bits as with a copy."""
+    threads(2)
+    x, packed = randn(70, 200, seed=0, dtype=ops.dtype), ops.pack(randn(200, 200, seed=1, dtype=ops.dtype))
+    expected = ops.linear_add(x.clone(), packed, x.clone())
+    assert ops.linear_add(x, packed, x) is x
+    assert torch.equal(x, expected)
+    shifted = randn(72, 200, seed=0, dtype=ops.dtype)
+    expected = ops.linear_add(shifted[:70].clone(), packed, shifted[2:].clone())
+    assert torch.equal(ops.linear_add(shifted[:70], packed, shifted[2:]), expected)
 
 
 def test_the_descriptor_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

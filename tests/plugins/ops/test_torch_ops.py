@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT
 from octavo.plugins.ops.torch_ops import TORCH, octavo_ops
 from octavo.plugins.ops.torch_ops.ops import TorchOps
 
@@ -87,3 +88,11 @@ def test_argmax_takes_the_lowest_id_of_a_tie() -> None:
     weight[[17, 4900], 0] = 1.0
     best = ops.argmax(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), ops.pack(weight))
     assert best.tolist() == [17, 0, 0]
+
+
+def test_argmax_of_what_is_not_finite_is_no_id() -> None:
+    """As the sampling step says it: a broken row becomes an error, not a token."""
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    rows = torch.tensor([[1.0, torch.nan], [torch.inf, 1.0], [1.0, 2.0], [-torch.inf, 1.0]])
+    assert ops.argmax(rows, ops.pack(weight)).tolist() == [NOT_FINITE, NOT_FINITE, 1, NOT_FINITE]  # infinity times 0 is NaN
+    assert ops.argmax(torch.zeros(1, 2), ops.pack(weight, torch.full((2,), -torch.inf))).tolist() == [NOTHING_LEFT]
