@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
-from statistics import median
 from typing import cast
 
 import torch
 from tqdm import tqdm
 
+from octavo.bench.alternation import compare
 from octavo.core.attention import AttentionMetadata, Kernel, LayerSpec
 from octavo.core.descriptors import Facts, KernelPlugin
 from octavo.core.errors import ConfigError
@@ -122,20 +121,6 @@ def step_of(kernel: Kernel, case: Case) -> Callable[[], None]:
 
 
 @torch.inference_mode()
-def compare(steps: dict[str, Callable[[], None]], *, seconds: float, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, taken in turn: at least `rounds` times, for `seconds` in all."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < rounds:
-        for name, step in steps.items():
-            begun = time.perf_counter()
-            step()
-            times[name].append((time.perf_counter() - begun) * 1e3)
-    return {name: median(values) for name, values in times.items()}
-
-
 def row(text: str, kernels: Seq[Kernel], names: Seq[str], *, seconds: float, rounds: int) -> str:
     """One line of the table."""
     case = Case.parse(text)

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import torch
 
+from octavo.bench.processor import cpu_name
 from octavo.bench.work import Work
 from octavo.core.assembly import BuiltEngine
 from octavo.core.sources import ModelSource
@@ -132,15 +133,3 @@ def driver_version() -> str:
     except OSError:
         driver = ""
     return " ".join(part for part in (driver, f"CUDA {torch.version.cuda}" if torch.version.cuda else "") if part)
-
-
-@cache
-def cpu_name() -> str:
-    """As the system names it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -8,8 +8,6 @@ argmax of the logits; ours fuses these.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from octavo.bench.alternation import compare
 from octavo.core.model import Ops
 from octavo.core.registry import Registry
 
@@ -96,20 +95,6 @@ class _Facts:
 
 
 @torch.inference_mode()
-def compare(steps: dict[str, Callable[[], None]], *, seconds: float, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, taken in turn: at least `rounds` times, for `seconds` in all."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < rounds:
-        for name, step in steps.items():
-            begun = time.perf_counter()
-            step()
-            times[name].append((time.perf_counter() - begun) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Print one line for each number of rows."""
     parser = argparse.ArgumentParser(prog="python -m octavo.bench.native_linears", description=__doc__.partition("\n")[0])

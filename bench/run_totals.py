@@ -19,8 +19,6 @@ class RunTotals:
     drafted: int = 0  # tokens guessed by speculative decoding
     accepted: int = 0  # of these, tokens that were right
     peak_slots: int = 0  # granted to live sequences, filled or not
-    prefill_tokens: int = 0  # of steps that compute prompts, rows that decode beside them included
-    prefill_seconds: float = field(default=0.0, compare=False)  # of these steps' forward passes
     stats: KVStats = field(default_factory=KVStats)  # of the pool since it was made, as of the last step
 
     def octavo_step_finished(self, report: StepReport) -> None:
@@ -35,9 +33,6 @@ class RunTotals:
         self.accepted += report.num_accepted
         self.peak_slots = max(self.peak_slots, report.usage.filled + report.usage.held)
         self.stats = report.stats
-        if report.num_tokens - report.num_drafted > report.num_rows:
-            self.prefill_tokens += report.num_tokens
-            self.prefill_seconds += report.seconds.get("forward", 0.0)
 
     @property
     def mean_batch(self) -> float:
@@ -48,11 +43,3 @@ class RunTotals:
     def acceptance(self) -> float:
         """The share of guessed tokens that were right; 0 without guesses."""
         return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def seconds_saved(self) -> float:
-        """What the prompt tokens found in a prefix cache would have taken at the pace of those that were computed; 0 if none were.
-
-        An estimate from below: attention over a long prefix costs more a token.
-        """
-        return self.stats.hit_tokens * self.prefill_seconds / self.prefill_tokens if self.prefill_tokens else 0.0

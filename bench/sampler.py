@@ -14,11 +14,11 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from octavo.bench.processor import cpu_name
 from octavo.core.plan import Chunk
 from octavo.core.request import Request
 from octavo.core.row_requests import row_requests
@@ -73,12 +73,7 @@ Answers = list[tuple[tuple[int, ...], list[int]]]
 
 def machine() -> str:
     """The processor, how many threads torch uses, and versions."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return f"{name}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def real_logits(llm: LLM) -> tuple[torch.Tensor, Answers]:

@@ -12,19 +12,18 @@ import asyncio
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any, cast
 
 from octavo.bench.load.client import Record, run
 from octavo.bench.load.http1 import connect, post
 from octavo.bench.load.process import ServerProcess
 from octavo.bench.load.workload import Lengths, completion, token_prompts
+from octavo.bench.processor import cpu_name
 
 ARMS = ("offline", "whole", "streamed")
 TARGETS = {"whole": 0.95, "streamed": 0.88}
@@ -134,22 +133,14 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
 
 def report(found: dict[str, list[float]], args: argparse.Namespace) -> None:
     """The table."""
-    print(f"{args.requests} requests of 16 to {args.longest} tokens in and out, {args.model}; {cpu_name()}; {len(found['offline'])} rounds")
+    machine, rounds = f"{cpu_name()}, {os.cpu_count()} cores", f"{len(found['offline'])} rounds"
+    print(f"{args.requests} requests of 16 to {args.longest} tokens in and out, {args.model}; {machine}; {rounds}")
     print(f"{'':<10}{'tokens/s':>10}{'of offline':>12}{'quartiles':>16}{'target':>8}")
     for arm in ARMS:
         ratios = sorted(one / other for one, other in zip(found[arm], found["offline"], strict=True))
         low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         spread = f"{low:.3f} to {high:.3f}" if arm != "offline" else ""
         print(f"{arm:<10}{statistics.median(found[arm]):>10.0f}{statistics.median(ratios):>12.3f}{spread:>16}{TARGETS.get(arm, ''):>8}")
-
-
-def cpu_name() -> str:
-    """What the machine calls its processor, and how many of its cores are ours."""
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    )
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

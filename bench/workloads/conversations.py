@@ -22,26 +22,6 @@ class ChatOptions(WorkloadOptions):
     pause: float = Field(2.0, ge=0, description="mean seconds in which the answer is read and the next question written (exponential)")
 
 
-def chats(draw: Draw, options: ChatOptions) -> list[Item]:
-    """Conversations of several turns with pauses between them."""
-    lengths, tokens, pauses = draw.stream("lengths"), draw.stream("tokens"), draw.stream("pauses")
-    system = draw.tokens(draw.stream("system"), options.system_len)
-    items: list[Item] = []
-    for number in range(draw.count):
-        turn = number % options.turns
-        items.append(
-            Item(
-                prompt=(() if turn else system) + draw.tokens(tokens, lognormal(lengths, options.input_len, options.cv)),
-                output_len=lognormal(lengths, options.output_len, options.cv),
-                at=0.0 if turn else float(number),
-                class_name="chat",
-                after=number - 1 if turn else None,
-                pause=pauses.expovariate(1 / options.pause) if turn and options.pause else 0.0,
-            )
-        )
-    return items
-
-
 class AgentOptions(WorkloadOptions):
     """Of an agent that calls tools."""
 
@@ -54,22 +34,53 @@ class AgentOptions(WorkloadOptions):
     tool_s: float = Field(0.2, ge=0, description="mean seconds that a tool takes (exponential)")
 
 
+def chats(draw: Draw, options: ChatOptions) -> list[Item]:
+    """Conversations of several turns with pauses between them."""
+    return _turns(
+        draw,
+        "chat",
+        count=options.turns,
+        system_len=options.system_len,
+        first_len=options.input_len,
+        next_len=options.input_len,
+        output_len=options.output_len,
+        cv=options.cv,
+        pause=options.pause,
+    )
+
+
 def agent(draw: Draw, options: AgentOptions) -> list[Item]:
     """Tasks whose conversation grows by a call and a tool's result at each step."""
+    return _turns(
+        draw,
+        "agent",
+        count=options.steps,
+        system_len=options.system_len,
+        first_len=options.task_len,
+        next_len=options.result_len,
+        output_len=options.output_len,
+        cv=options.cv,
+        pause=options.tool_s,
+    )
+
+
+def _turns(
+    draw: Draw, class_name: str, *, count: int, system_len: int, first_len: int, next_len: int, output_len: int, cv: float, pause: float
+) -> list[Item]:
+    """Conversations of `count` requests; those after the first bring `next_len` tokens and come after a pause."""
     lengths, tokens, pauses = draw.stream("lengths"), draw.stream("tokens"), draw.stream("pauses")
-    system = draw.tokens(draw.stream("system"), options.system_len)
+    system = draw.tokens(draw.stream("system"), system_len)
     items: list[Item] = []
     for number in range(draw.count):
-        step = number % options.steps
-        new = lognormal(lengths, options.result_len if step else options.task_len, options.cv)
+        turn = number % count
         items.append(
             Item(
-                prompt=(() if step else system) + draw.tokens(tokens, new),
-                output_len=lognormal(lengths, options.output_len, options.cv),
-                at=0.0 if step else float(number),
-                class_name="agent",
-                after=number - 1 if step else None,
-                pause=pauses.expovariate(1 / options.tool_s) if step and options.tool_s else 0.0,
+                prompt=(() if turn else system) + draw.tokens(tokens, lognormal(lengths, next_len if turn else first_len, cv)),
+                output_len=lognormal(lengths, output_len, cv),
+                at=0.0 if turn else float(number),
+                class_name=class_name,
+                after=number - 1 if turn else None,
+                pause=pauses.expovariate(1 / pause) if turn and pause else 0.0,
             )
         )
     return items

@@ -36,8 +36,6 @@ class PackedLinear(ctypes.Structure):
 _SIGNATURES: dict[str, list[type]] = {
     "norm": [c_int, c_void_p, *[c_int64] * 5, c_void_p, c_float, c_void_p, *[c_int64] * 2, c_int],
     "rope": [c_int, c_void_p, *[c_int64] * 5, *[c_void_p] * 3, *[c_int64] * 2, c_int],
-    "silu_mul": [c_int, c_void_p, c_int64, c_void_p, *[c_int64] * 3, c_void_p, c_int],
-    "store_slots": [c_void_p, c_int64, c_void_p, *[c_int64] * 2, c_void_p, c_int],
     "attention_plan": [c_void_p] * 5,
     "attention": [c_void_p, c_int, *[c_void_p] * 3, c_int64, c_void_p, *[c_int64] * 2, *[c_void_p, c_int64, c_int64] * 3, c_void_p],
     "attention_write": [*[c_int64] * 4, c_void_p, c_int64, *[c_void_p, c_int64, c_int64] * 4, c_int],
@@ -57,8 +55,6 @@ class Library:
 
     norm: Callable[..., int]
     rope: Callable[..., int]
-    silu_mul: Callable[..., int]
-    store_slots: Callable[..., int]
     attention_plan: Callable[..., int]
     attention: Callable[..., int]
     attention_write: Callable[..., int]

@@ -6,10 +6,11 @@ using namespace octavo::OCTAVO_LEVEL;
 using octavo::scratch;
 using octavo::Weight;
 
-// x [rows, k], rows x_stride elements apart -> out [rows, n], contiguous. `add`: null, or a residual [rows, n] (perhaps out itself).
-OCTAVO_API(linear)
-(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, const void* add, int64_t add_stride, void* out, int64_t out_stride,
- int threads) {
+namespace {
+
+// x [rows, k], rows x_stride elements apart, times a packed weight; `sink(T())` makes what takes the sums. 1 where memory ran out.
+template <class Sink>
+int multiplied(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, int threads, Sink sink) {
     const Weight w = *packed;
     int status = 0;
     for_type(w.type, [&](auto of) {
@@ -22,28 +23,28 @@ OCTAVO_API(linear)
         }
         in_parallel(threads, [&](Share share) {
             Inputs in = as_inputs((const T*)x, x_stride, rows, w.k, space, share);
-            multiply<T>(w, in, rows, share, Store<T>{(T*)out, out_stride, (const T*)add, add_stride, w.n});
+            multiply<T>(w, in, rows, share, sink(T()));
         });
     });
     return status;
 }
 
-// silu(gate(x)) * up(x): x [rows, k] -> out [rows, n], contiguous. The weight has two groups.
-OCTAVO_API(swiglu)(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, void* out, int threads) {
-    const Weight w = *packed;
-    int status = 0;
-    for_type(w.type, [&](auto of) {
+}  // namespace
+
+// x -> out [rows, n], rows out_stride apart. `add`: null, or a residual [rows, n] (perhaps out itself).
+OCTAVO_API(linear)
+(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, const void* add, int64_t add_stride, void* out, int64_t out_stride,
+ int threads) {
+    return multiplied(packed, x, x_stride, rows, threads, [=](auto of) {
         typedef decltype(of) T;
-        int64_t bytes = scratch_for_inputs<T>(rows, w.k);
-        char* space = bytes ? (char*)scratch(bytes) : nullptr;
-        if (bytes && !space) {
-            status = 1;
-            return;
-        }
-        in_parallel(threads, [&](Share share) {
-            Inputs in = as_inputs((const T*)x, x_stride, rows, w.k, space, share);
-            multiply<T>(w, in, rows, share, StoreGated<T>{(T*)out, w.n, w.n});
-        });
+        return Store<T>{(T*)out, out_stride, (const T*)add, add_stride, packed->n};
     });
-    return status;
+}
+
+// silu(gate(x)) * up(x): x -> out [rows, n], contiguous. The weight has two groups.
+OCTAVO_API(swiglu)(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, void* out, int threads) {
+    return multiplied(packed, x, x_stride, rows, threads, [=](auto of) {
+        typedef decltype(of) T;
+        return StoreGated<T>{(T*)out, packed->n, packed->n};
+    });
 }

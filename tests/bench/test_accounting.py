@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.bench.accounting import SHARES, KVAccount, account
+from octavo.bench.accounting import SHARES, KVAccount, account, seconds_per_prompt_token
 from octavo.bench.step_log import StepLog
+from octavo.core.kv import KVStats
 from octavo.core.testing.rig import Rig
 from tests.bench.pools import ALLOCATORS, random_run, rig
 
@@ -144,3 +145,13 @@ def test_no_log_and_a_changed_pool_are_errors() -> None:
     other = replace(log.lines[1], usage_running=replace(log.lines[1].usage_running, free=99))
     with pytest.raises(ValueError, match="16 slots in the first step"):
         account([log.lines[0], other])
+
+
+def test_time_saved_is_at_the_pace_of_the_steps_that_computed_prompts() -> None:
+    """Steps that only decode do not say what a prompt token costs."""
+    log, _, _ = random_run("paged", 0, kind="plain")
+    decoding = replace(log.lines[0], num_rows=2, num_tokens=2, num_drafted=0, seconds={"forward": 9.0}, stats=KVStats(100, 50))
+    assert seconds_per_prompt_token([decoding]) == 0.0 == account([decoding]).prefix.seconds
+    prompts = replace(decoding, num_tokens=100, seconds={"forward": 2.0, "apply": 1.0}, stats=KVStats(200, 60))
+    assert account([decoding, prompts]).prefix.seconds == 60 * 2.0 / 100
+    assert account([decoding, prompts]).prefix.hit_rate == 0.3

@@ -43,15 +43,3 @@ def test_steps_are_added_up() -> None:
         totals.octavo_step_finished(step)
     assert (totals.steps, totals.rows, totals.idle_rows, totals.preemptions, totals.peak_slots) == (3, 7, 3, 3, 20)
     assert totals.mean_batch == 7 / 3
-
-
-def test_time_saved_is_at_the_pace_of_the_steps_that_computed_prompts() -> None:
-    """Steps that only decode do not say what a prompt token costs."""
-    totals = RunTotals()
-    totals.octavo_step_finished(report(rows=2, seconds={"forward": 9.0}, stats=KVStats(queried_tokens=100, hit_tokens=50)))
-    assert totals.seconds_saved == 0.0
-    totals.octavo_step_finished(
-        report(rows=2, num_tokens=100, seconds={"forward": 2.0, "apply": 1.0}, stats=KVStats(queried_tokens=200, hit_tokens=60))
-    )
-    assert totals.seconds_saved == 60 * 2.0 / 100
-    assert totals.stats.hit_rate == 0.3

@@ -66,20 +66,6 @@ def test_rope(library: Library, dtype: torch.dtype, threads: int) -> None:
         assert torch.equal(x, out)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_silu_mul(library: Library, dtype: torch.dtype, threads: int) -> None:
-    """Of the two halves of a joined projection; far negative and positive gates too."""
-    for size in SIZES:
-        both = random(5, 2 * size, dtype=dtype, scale=20)
-        both[0, 0], both[1, 0] = -150.0, 150.0
-        gate, up = both.chunk(2, dim=-1)
-        out = torch.full((5, size), torch.nan, dtype=dtype)
-        stride = both.stride(0)
-        library.silu_mul(type_of(dtype), gate.data_ptr(), stride, up.data_ptr(), stride, 5, size, out.data_ptr(), threads)
-        close(out, F.silu(gate.double()) * up.double(), atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_every_16_bit_value_survives(library: Library, dtype: torch.dtype) -> None:
     """Reading and writing a value without change gives it back: infinities and subnormals of fp16 too (bf16's may become 0)."""
@@ -104,19 +90,3 @@ def test_rounding_is_torchs(library: Library, dtype: torch.dtype) -> None:
     out = torch.empty_like(ones)
     library.rope(type_of(dtype), ones.data_ptr(), len(cos), 1, 2, 2, 1, cos.data_ptr(), zeros.data_ptr(), out.data_ptr(), 2, 2, 1)
     assert torch.equal(out[:, 0], cos.to(dtype))
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_store_slots(library: Library, dtype: torch.dtype, threads: int) -> None:
-    """Each token goes to its slot, out of a view; -1 is not written, and no other slot is touched."""
-    fused = random(6, 5, 7, dtype=dtype)
-    values = fused[:, 2:4]
-    slots = torch.tensor([3, -1, 0, 8, -1, 4])
-    cache = torch.full((10, 2, 7), torch.nan, dtype=dtype)
-    row = 2 * 7 * dtype.itemsize
-    library.store_slots(values.data_ptr(), values.stride(0) * dtype.itemsize, slots.data_ptr(), 6, row, cache.data_ptr(), threads)
-    for token, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            assert torch.equal(cache[slot], values[token])
-    assert sorted(cache.isnan().flatten(1).all(1).nonzero().flatten().tolist()) == [1, 2, 5, 6, 7, 9]

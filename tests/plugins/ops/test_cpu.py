@@ -102,6 +102,16 @@ def test_linears(ops: CpuOps, threads: Callable[[int], None], num_threads: int) 
         close(gated, F.silu(expected) * other, 1 + expected.abs() + other.abs())
 
 
+def test_gates_far_from_zero_are_shut_or_open(ops: CpuOps) -> None:
+    """silu(x) x of -150 is next to 0 and of 150 x squared: exp neither overflows nor turns to NaN."""
+    x = (20 * randn(5, 21, seed=0, dtype=torch.float32)).to(ops.dtype)
+    x[0, 0], x[1, 0] = -150.0, 150.0
+    unchanged = torch.eye(21, dtype=ops.dtype)
+    gated = ops.swiglu(x, ops.pack_gate_up(unchanged, unchanged))
+    assert abs(gated[0, 0]) < 1e-30 and gated[1, 0] == torch.tensor(22_500.0, dtype=ops.dtype)
+    close(gated, F.silu(x.double()) * x.double(), 1 + x.double() ** 2)
+
+
 def test_many_rows_and_few_panels_are_shared_out(ops: CpuOps, threads: Callable[[int], None]) -> None:
     """With more threads than panels, each takes a part of the rows; the result has the bits of one thread's."""
     dtype = ops.dtype
