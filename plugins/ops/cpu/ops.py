@@ -151,7 +151,7 @@ class CpuOps(Ops):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         self._check(x, "x", (None, packed.k))
         _check_groups(packed, 1)
-        rows, (num_heads, num_kv_heads) = len(x), heads
+        rows, (num_heads, num_kv_heads) = x.shape[0], heads
         size, rest = divmod(packed.n, num_heads + 2 * num_kv_heads)
         if rest or size % 2:
             wanted = f"{num_heads} + 2 * {num_kv_heads} heads of one even size"
@@ -181,7 +181,7 @@ class CpuOps(Ops):
                 torch.get_num_threads(),
             )
         )
-        q, k, v = out.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        q, k, v = out.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)  # `split` takes three times as long
         return q, k, v
 
     def gated_mlp(self, x: torch.Tensor, gate_up: Packed, down: Packed, *, norm: torch.Tensor, eps: float) -> torch.Tensor:
@@ -194,7 +194,7 @@ class CpuOps(Ops):
             raise PluginContractError(f"ops 'cpu': {wanted}; the model gave [{down.n}, {down.k}]")
         x = x if x.stride(0) == gate_up.k else x.contiguous()
         threads = torch.get_num_threads()
-        _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), len(x), norm.data_ptr(), eps, threads))
+        _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), x.shape[0], norm.data_ptr(), eps, threads))
         return x
 
     def _check(self, tensor: torch.Tensor, name: str, shape: tuple[int | None, ...]) -> None:
