@@ -2,8 +2,8 @@
 
     python -m octavo.bench.resident [--model SOURCE] [--dtype bfloat16] [--requests 64]
 
-Weights are counted, the pool's pages are asked for (mincore(2)), the rest is the difference: interpreter, libraries, tokenizer, activations,
-and what the allocator keeps for later. Linux alone. Must not know: plugins.
+Weights are counted, the pool's pages are asked for (mincore(2)), the rest is the difference: interpreter, libraries, tokenizer,
+activations, and what the allocator keeps for later. Linux alone. Must not know: plugins.
 """
 
 from __future__ import annotations
