@@ -25,11 +25,11 @@ def latencies(name, requests, good):  # seconds, infinite for a request without 
 def measure(text, run):  # such as "output tok/s" or "TTFT p99 [chat]", of one run
     requests = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
     duration = max(r["ended"] for r in requests)
-    name, figure, kind = re.fullmatch(r"(\S+) ?(\S*?)(?: \[(.+)\])?", text).groups()
+    name, figure, kind = re.fullmatch(r"(\S+)(?: ([^[]\S*))?(?: \[(.+)\])?", text).groups()
     requests = [r for r in requests if kind in (None, r.get("class_name", "default"))]
     good = [r for r in requests if r.get("finish_reason") in ("length", "stop") and not r.get("error")]
     output, prompts = sum(len(r["token_times"]) for r in good), sum(r["num_prompt_tokens"] for r in good)
-    if figure in ("", "tok/s"):
+    if figure in (None, "tok/s"):
         return {"req/s": len(good), "output": output, "total": output + prompts}[name] / duration
     values = sorted(latencies(name, requests, good))
     if figure == "mean":
