@@ -13,14 +13,15 @@ import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
-from octavo.core.assembly import BuiltEngine
 from octavo.core.processor import cpu_name
 from octavo.core.sources import ModelSource
+
+if TYPE_CHECKING:
+    from octavo.core.assembly import BuiltEngine
 
 PACKAGES = ("octavo", "torch", "transformers", "triton", "numpy")
 
@@ -75,7 +76,7 @@ def describe(built: BuiltEngine) -> Description:
         config_hash=hash_of(decided),
         pool_slots=pool.num_slots,
         pool_bytes=pool.num_bytes,
-        device=torch.cuda.get_device_name(facts.device) if facts.device_type == "cuda" else facts.device,
+        device=gpu_name(facts.device) if facts.device_type == "cuda" else facts.device,
         driver=driver_version() if facts.device_type == "cuda" else "",
         cpu=cpu_name(),
         cores=os.cpu_count() or 0,
@@ -116,8 +117,17 @@ def _sha256(path: Path, size: int, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def gpu_name(device: str) -> str:
+    """Of a device such as `cuda:0`, as its driver calls it."""
+    import torch  # here: what reads a description need not load it
+
+    return torch.cuda.get_device_name(device)
+
+
 def driver_version() -> str:
     """Of the GPU's driver, and the CUDA version that torch was built for; "" where nothing says it."""
+    import torch
+
     try:
         driver = Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:
