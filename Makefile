@@ -23,7 +23,7 @@ TYPINGS := .typings/octavo
 # What the native library is built from: installed again when one changes.
 NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression sanitize fuzz check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression peers profile sanitize fuzz check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -78,6 +78,12 @@ regression: $(VENV)/.installed  ## measure the short set, and compare it with th
 	rm -rf build/regression
 	$(BIN)/octavo ablate regression --out build/regression
 	$(BIN)/octavo bench compare $(OCTAVO_BASELINE) build/regression
+
+peers: $(VENV)/.installed  ## measure beside vLLM and llama.cpp: make peers VLLM=VENV LLAMA=VENV (20 minutes)
+	$(BIN)/python -m octavo.bench.peers --out docs/benchmarks/peers-cpu.md $(if $(VLLM),--vllm $(VLLM)) $(if $(LLAMA),--llama-cpp $(LLAMA))
+
+profile: $(VENV)/.dev  ## where a step's time goes on this machine, as a page
+	$(BIN)/python -m octavo.bench.profile --out docs/benchmarks/profile-cpu.md
 
 sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and UndefinedBehaviorSanitizer
 	@OCTAVO_NATIVE_FLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
