@@ -21,6 +21,7 @@ from octavo.core.sources.gguf_header import file_sha256
 from octavo.core.sources.wheel import fetch_gguf
 
 KV_GIB = 4
+KV_OF_ONE = "1GiB"  # of engines that are given one request at a time: all pools must fit into memory together
 QUANTISED = {INT8: "int8", INT4: "int4"}
 
 
@@ -76,7 +77,7 @@ def contenders(files: Files, *, longest: int, threads: int, vllm: Path | None, l
 
     found: dict[str, Contender | str] = {OCTAVO: octavo(OCTAVO)}
     for name, kind in QUANTISED.items():
-        found[name] = octavo(name, model_plugin={"plugin": "llama", "quantization": kind})
+        found[name] = octavo(name, kv_cache_memory=KV_OF_ONE, model_plugin={"plugin": "llama", "quantization": kind})
     found[VLLM] = "no environment was given: --vllm PATH"
     if vllm is not None:
         found[VLLM] = Contender(

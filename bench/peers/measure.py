@@ -114,7 +114,7 @@ class Turns:
             yield
         except PeerError as error:
             self.outcome.problems[name] = str(error)
-            self._tell(f"{name} takes no further part: {error}", 0.0)
+            self._tell(f"without {name} from now on: {error}", 0.0)
             if worker := self._workers.pop(name, None):
                 worker.close()
 

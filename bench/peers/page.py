@@ -111,12 +111,11 @@ def _absolute(outcome: Outcome) -> Iterator[str]:
         yield _cells(timing, str(outcome.tokens[timing]), *(_spread(found.get(name, []), "") or "" for name in names))
     yield ""
     if outcome.starts:
-        yield (
-            "From the start of a process to its first token: "
-            + "; ".join(f"{name} {_spread(seconds, 's')}" for name, seconds in outcome.starts.items())
-            + ". Of Octavo it is the command `octavo generate`, of the others a program that imports them, loads the model and asks for a "
-            "token.\n"
-        )
+        said = "; ".join(f"{name} {_spread(seconds, 's')}" for name, seconds in outcome.starts.items())
+        yield f"From the start of a process to its first token: {said}. It imports the engine, loads the model and asks for a token."
+        if START.row in outcome.settings["rows"]:
+            yield "Of Octavo it is the command `octavo generate`, as often as there are rounds, after a first time that does not count."
+        yield ""
 
 
 def _memory(outcome: Outcome) -> Iterator[str]:
@@ -158,7 +157,7 @@ def _conditions(outcome: Outcome) -> Iterator[str]:
         said += [f"{key} {_plain(value)}" for key, value in facts.items() if key != "versions"]
         yield f"- {name}: {', '.join(said)}"
     for name, problem in outcome.problems.items():
-        yield f"- {name}: {problem}"
+        yield f"- {problem if problem.startswith(name) else f'{name}: {problem}'}"
     if outcome.idle:
         idlest = ", ".join(f"{name} {share:.1%}" for name, share in outcome.idle.items())
         yield f"- Most of a core that an engine used while another one worked: {idlest}."

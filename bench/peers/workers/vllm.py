@@ -44,7 +44,7 @@ class VllmEngine(Engine):
     def _slot_bytes(self) -> int:
         config = self._llm.llm_engine.vllm_config.model_config.hf_text_config
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return 2 * config.num_hidden_layers * config.num_key_value_heads * size * 2
+        return int(2 * config.num_hidden_layers * config.num_key_value_heads * size * 2)  # bf16
 
 
 def _version() -> str:

@@ -60,6 +60,7 @@ def test_settings_are_alike(tmp_path: Path) -> None:
     assert len(parts) == 6 and {part.environ["OMP_NUM_THREADS"] for part in parts.values()} == {"2"}
     assert parts["Octavo"].options == {"dtype": "bfloat16", "max_model_len": 4096, "kv_cache_memory": "4GiB"}
     assert parts[INT8].options["model_plugin"] == {"plugin": "llama", "quantization": "int8"}
+    assert parts[INT8].options["kv_cache_memory"] == "1GiB"
     assert parts[VLLM].options["max_model_len"] == parts[LLAMA_CPP].options["n_ctx"] == 4096
     assert parts[VLLM].environ["VLLM_CPU_KVCACHE_SPACE"] == "4" and parts[VLLM].warmups == 2
     assert parts[LLAMA_CPP].model == files.gguf and parts[HUGGING_FACE].model == tmp_path
