@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-import torch
 from tqdm import tqdm
 
 from octavo.bench.drive import drive
@@ -218,6 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 64], help="rows that decode (default: 1 8 64)")
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4000], help="lengths of prompts (default: 512 4000)")
     parser.add_argument("--repeats", type=int, default=3, help="of each case, with timers and without (default: 3)")
+    parser.add_argument("--threads", type=int, help="that compute (default: as of LLM)")
     parser.add_argument("--out", type=Path, metavar="FILE.md", default=Path("profile-cpu.md"), help="the page; its figure lies beside it")
     args = parser.parse_args(argv)
     if args.repeats < 1 or min((*args.rows, *args.prompts), default=0) < 1:
@@ -225,7 +225,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     most, longest = max(args.rows, default=1), max(CONTEXT + STEPS + 2, *(length + 1 for length in args.prompts), 0)
     slots = max(most * (CONTEXT + STEPS + 2 + BLOCK), longest + BLOCK)
     try:
-        llm = LLM(args.model, device="cpu", dtype=args.dtype, max_model_len=longest, num_kv_slots=slots, max_num_seqs=most)
+        llm = LLM(
+            args.model,
+            device="cpu",
+            dtype=args.dtype,
+            max_model_len=longest,
+            num_kv_slots=slots,
+            max_num_seqs=most,
+            num_threads=args.threads,
+        )
     except OctavoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -237,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = tqdm(cases, unit="case", disable=None)
         profiles = [profile(llm.engine, case, costs=costs, limits=limits, repeats=args.repeats) for case in shown]
         about = (
-            f"{loaded.source.name} in {loaded.facts.dtype} on {cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+            f"{loaded.source.name} in {loaded.facts.dtype} on {cpu_name()}, {os.cpu_count()} cores, {llm.built.num_threads} threads, "
             f"{datetime.now(UTC).date().isoformat()}; stack {' + '.join(llm.built.config.stack.names.values())}."
         )
     figure = args.out.with_suffix(".svg")

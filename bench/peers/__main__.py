@@ -98,7 +98,8 @@ def _measure(
 def _start(outcome: Outcome, files: Files, *, rounds: int) -> None:
     """Octavo's command, again and again; one start before them, which reads files into the cache, is not counted."""
     try:
-        starts = [start_once(["--model", str(files.folder)], timeout_s=300).first_token for _ in range(rounds + 1)]
+        words = ["--model", str(files.folder), "--set", f"engine.num_threads={outcome.settings['threads']}"]
+        starts = [start_once(words, timeout_s=300).first_token for _ in range(rounds + 1)]
         outcome.starts[OCTAVO] = starts[1:]
     except StartupError as error:
         outcome.starts.pop(OCTAVO, None)

@@ -67,7 +67,7 @@ def _catalogue_gguf(report: Report) -> Path:
 def contenders(files: Files, *, longest: int, threads: int, vllm: Path | None, llama_cpp: Path | None) -> dict[str, Contender | str]:
     """By name: each, or why it cannot take part. `longest` is that of a sequence, in tokens. Raises ConfigError for a wrong path."""
     length = min(files.context, -(-longest // 128) * 128)
-    ours: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": length, "kv_cache_memory": f"{KV_GIB}GiB"}
+    ours: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": length, "kv_cache_memory": f"{KV_GIB}GiB", "num_threads": threads}
     environ = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
 
     def octavo(name: str, **options: Any) -> Contender:

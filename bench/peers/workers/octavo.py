@@ -18,12 +18,10 @@ class OctavoEngine(Engine):
         self._llm = LLM(model, **options)
 
     def facts(self) -> dict[str, Any]:
-        import torch
-
         built = self._llm.built
         return {
             "versions": {name: version(name) for name in ("octavo", "torch")},
-            "threads": torch.get_num_threads(),
+            "threads": built.num_threads,
             "kv_slots": built.pool.num_slots,
             "stack": built.config.stack.names,
         }

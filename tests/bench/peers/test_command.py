@@ -58,7 +58,7 @@ def test_settings_are_alike(tmp_path: Path) -> None:
     found = contenders(files, longest=4001, threads=2, vllm=tmp_path, llama_cpp=tmp_path)
     parts = {name: part for name, part in found.items() if not isinstance(part, str)}
     assert len(parts) == 6 and {part.environ["OMP_NUM_THREADS"] for part in parts.values()} == {"2"}
-    assert parts["Octavo"].options == {"dtype": "bfloat16", "max_model_len": 4096, "kv_cache_memory": "4GiB"}
+    assert parts["Octavo"].options == {"dtype": "bfloat16", "max_model_len": 4096, "kv_cache_memory": "4GiB", "num_threads": 2}
     assert parts[INT8].options["model_plugin"] == {"plugin": "llama", "quantization": "int8"}
     assert parts[INT8].options["kv_cache_memory"] == "1GiB"
     assert parts[VLLM].options["max_model_len"] == parts[LLAMA_CPP].options["n_ctx"] == 4096
