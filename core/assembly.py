@@ -20,7 +20,7 @@ from octavo.core.attention import Kernel
 from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.default_sampling import default_params, describe_defaults, read_defaults
 from octavo.core.descriptors import AllocatorPlugin, Facts, ModelPlugin, ModelShape, PoolShape, SchedulerPlugin
-from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
+from octavo.core.devices import capability, choose_device, describe_device, device_memory, give_back_memory, measure_reserved, native_dtypes
 from octavo.core.engine import Engine
 from octavo.core.errors import ConfigError, ModelSourceError, OctavoError, PluginContractError
 from octavo.core.kv import Allocator
@@ -106,6 +106,7 @@ def load_model(
         tokenizer = Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None
     ops = _build(stack.ops, Ops, stack.ops.options, facts)
     model = _build(choice, Model, source, choice.options, ops, dtype=getattr(torch, dtype), device=device)
+    give_back_memory()
     report(f"weights: {model.weight_bytes() / GIB:.2f} GiB in {dtype} on {describe_device(device)}")
     return LoadedModel(
         source=source,

@@ -165,7 +165,7 @@ class CpuOps(Ops):
         out = torch.empty((rows, *block.shape), dtype=self.dtype)
         threads = torch.get_num_threads()
         _done(self._library.attention_inputs(block.address, x.data_ptr(), rows, cos.data_ptr(), sin.data_ptr(), out.data_ptr(), threads))
-        q, k, v = out.split(block.split, dim=1)
+        q, k, v = out.split_with_sizes(block.split, 1)  # `split` goes through Python and takes three times as long
         return q, k, v
 
     def _block(
@@ -194,7 +194,7 @@ class CpuOps(Ops):
             raise PluginContractError(f"ops 'cpu': {wanted}; the model gave [{down.n}, {down.k}]")
         x = x if x.stride(0) == gate_up.k else x.contiguous()
         threads = torch.get_num_threads()
-        _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), len(x), norm.data_ptr(), eps, threads))
+        _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), x.shape[0], norm.data_ptr(), eps, threads))
         return x
 
     def _check(self, tensor: torch.Tensor, name: str, shape: tuple[int | None, ...]) -> None:
