@@ -21,7 +21,6 @@ from statistics import median
 from tqdm import tqdm
 
 from octavo.bench.drive import drive
-from octavo.bench.processor import cpu_name
 from octavo.bench.reports.drawing import Fill
 from octavo.bench.reports.shares import share_bars
 from octavo.bench.roofline import CostModel, Limits, cost_model, measure_limits
@@ -31,6 +30,7 @@ from octavo.bench.work import Work
 from octavo.bench.workloads import make_work
 from octavo.core.engine import Engine
 from octavo.core.errors import OctavoError
+from octavo.core.processor import cpu_name
 from octavo.llm import LLM
 
 CONTEXT, STEPS = 256, 32  # of a decoding row: its prompt, and the steps that are looked at

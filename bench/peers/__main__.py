@@ -23,9 +23,9 @@ from octavo.bench.peers.outcome import Outcome
 from octavo.bench.peers.page import page
 from octavo.bench.peers.tasks import Task, make_tasks
 from octavo.bench.peers.worker import Contender
-from octavo.bench.processor import cpu_name
 from octavo.bench.startup import StartupError, start_once
 from octavo.core.errors import OctavoError
+from octavo.core.processor import cpu_name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
