@@ -45,6 +45,7 @@ CPU = OpsPlugin(
     summary="packed weights and fused blocks of the native library, on a CPU",
     options=CpuOpsOptions,
     needs=_needs,
+    provides=frozenset({"weights:int8", "weights:int4"}),
     rejects=_rejects,
     preference=10,
     build=_build,
