@@ -84,7 +84,7 @@ sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and
 	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
-	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/kernels/test_cpu_paged.py
+	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/ops/test_cpu_weight_only.py tests/plugins/kernels/test_cpu_paged.py
 
 fuzz: $(VENV)/.dev  ## OCTAVO_FUZZ_CASES random cases of the native attention against the reference
 	OCTAVO_FUZZ_CASES=$(OCTAVO_FUZZ_CASES) $(PYTEST) tests/plugins/kernels/test_cpu_paged.py -k at_random

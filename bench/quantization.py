@@ -26,7 +26,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.llm import LLM
 
-WINDOW = 512  # tokens, each with no more context than its window has before it
+WINDOW = 511  # tokens, each with no more context than its window has before it
 PROMPT_LEN = 16
 VARIANTS = {"whole": None, "int8": "int8", "int4": "int4"}
 TITLE = "# Weights of 8 and 4 bits"
@@ -74,13 +74,20 @@ def open_variant(model: str, quantization: str | None, dtype: str, *, max_num_se
     """An engine on the CPU; without a prefix cache, so that repeats compute what they ask for."""
     plugin = {"plugin": "llama"} | ({} if quantization is None else {"quantization": quantization})
     return LLM(
-        model=model, model_plugin=plugin, dtype=dtype, device="cpu", ops=ops, allocator="paged", max_model_len=WINDOW + 1,
-        max_num_seqs=max_num_seqs, num_kv_slots=64 * (WINDOW + 16),
-    )  # fmt: skip
+        model=model,
+        model_plugin=plugin,
+        dtype=dtype,
+        device="cpu",
+        ops=ops,
+        allocator="paged",
+        max_model_len=WINDOW + 1,
+        max_num_seqs=max_num_seqs,
+        num_kv_slots=64 * (WINDOW + 1),
+    )
 
 
 def speeds(llms: Mapping[str, LLM], rows: int, *, new_tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Output tokens a second of `rows` requests at once, each variant in each round, the order turned round; a first round is not counted."""
+    """Output tokens a second of `rows` requests at once, each variant in each round, in turned order; a first one is not counted."""
     prompts = [{"prompt_token_ids": [(5407 * row + 31 * i) % 40_000 + 100 for i in range(PROMPT_LEN)]} for row in range(rows)]
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     found: dict[str, list[float]] = {name: [] for name in llms}

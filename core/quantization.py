@@ -59,7 +59,7 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """From the extremes of each group; then scale and minimum that suit those codes best (least squares), and the codes nearest to these."""
+    """From each group's extremes; then the scale and minimum that suit those codes best (least squares), and the codes nearest to these."""
     n, k = weight.shape
     padded = F.pad(weight[None], (0, -k % GROUP), mode="replicate")[0]
     groups = padded.view(n, -1, GROUP)

@@ -55,8 +55,8 @@ def test_constant_rows_and_zeros_are_kept(kind: Quantization) -> None:
 def test_a_q4_1_file_keeps_its_codes() -> None:
     """Quantised by gguf's own code, dequantised, rounded to bf16 as such files are loaded: the same codes.
 
-    Values differ by what bf16 took: 2**-9 of the largest of a group. Least squares turn that into an error of scales of a third of it, in codes
-    (whose standard deviation is above 3), and of values of twice it.
+    Values differ by what bf16 took: 2**-9 of the largest of a group. Least squares turn that into an error of scales of a third of it (the
+    codes' standard deviation is above 3), and of values of twice it.
     """
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType.Q4_1
@@ -85,7 +85,9 @@ def test_what_is_not_finite_is_refused(kind: Quantization, bad: float) -> None:
 
 def test_int4_refuses_what_fp16_cannot_hold() -> None:
     """Its minimum would be infinite."""
-    with pytest.raises(ModelSourceError, match=r"cannot be held in int4: .* beyond the 65504 of fp16\. Load the model without quantization"):
+    with pytest.raises(
+        ModelSourceError, match=r"cannot be held in int4: .* beyond the 65504 of fp16\. Load the model without quantization"
+    ):
         quantize(torch.full((1, 32), -70_000.0), "int4")
 
 

@@ -64,7 +64,7 @@ def exact(weight: torch.Tensor, kind: Quantization) -> torch.Tensor:
 
 
 def reach(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What the terms of each sum amount to, for the error of summing: codes carry the sum of x along, as their minimum or 16 times a scale."""
+    """What the terms of each sum amount to, for the error of summing: codes carry the sum of x along, by minimum or 16 scales."""
     return x.double().abs() @ weight.double().abs().amax(dim=1).expand(x.shape[1], -1)
 
 
