@@ -88,7 +88,8 @@ def open_variant(model: str, quantization: str | None, dtype: str, *, max_num_se
 
 def speeds(llms: Mapping[str, LLM], rows: int, *, new_tokens: int, rounds: int) -> dict[str, list[float]]:
     """Output tokens a second of `rows` requests at once, each variant in each round, in turned order; a first one is not counted."""
-    prompts = [{"prompt_token_ids": [(5407 * row + 31 * i) % 40_000 + 100 for i in range(PROMPT_LEN)]} for row in range(rows)]
+    vocabulary = min(llm.built.loaded.shape.vocab_size for llm in llms.values())
+    prompts = [{"prompt_token_ids": [(5407 * row + 31 * i) % vocabulary for i in range(PROMPT_LEN)]} for row in range(rows)]
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     found: dict[str, list[float]] = {name: [] for name in llms}
     for number in range(rounds + 1):
