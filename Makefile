@@ -12,6 +12,7 @@ JOBS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS
 OCTAVO_STRESS_RUNS ?= 20000
 OCTAVO_SOAK_REQUESTS ?= 10000
 OCTAVO_FUZZ_CASES ?= 10000
+OCTAVO_LOSSY_TOKENS ?= 10240
 OCTAVO_BASELINE ?= $(lastword $(sort $(wildcard docs/benchmarks/baseline/*.json)))
 
 # Pip shows its progress bars to people and is silent in logs.
@@ -23,7 +24,7 @@ TYPINGS := .typings/octavo
 # What the native library is built from: installed again when one changes.
 NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression sanitize fuzz check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression sanitize arm fuzz lossy check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -86,8 +87,14 @@ sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
 	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/ops/test_cpu_weight_only.py tests/plugins/kernels/test_cpu_paged.py
 
+arm: $(VENV)/.dev  ## the native library built for Arm and run under QEMU, where both are installed
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -rs tests/core/native/test_other_processors.py
+
 fuzz: $(VENV)/.dev  ## OCTAVO_FUZZ_CASES random cases of the native attention against the reference
 	OCTAVO_FUZZ_CASES=$(OCTAVO_FUZZ_CASES) $(PYTEST) tests/plugins/kernels/test_cpu_paged.py -k at_random
+
+lossy: $(VENV)/.dev  ## OCTAVO_LOSSY_TOKENS tokens of the native library in bf16, each by the fp32 reference
+	OCTAVO_LOSSY_TOKENS=$(OCTAVO_LOSSY_TOKENS) $(BIN)/python -m pytest tests/matrix/test_sixteen_bits.py
 
 clean:           ## remove all that make made
 	rm -rf .venv .venv-ci .typings build dist src/octavo.egg-info *.egg-info core/native/*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -6,6 +6,7 @@ source in core/native is compiled once for each level of processors, and all obj
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -26,6 +27,12 @@ NOTE = "native_build.txt"  # beside the library: why it could not be built; octa
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]
 X86_LEVELS = {"avx2": ["-mavx2", "-mfma", "-mf16c"], "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
 LEVELS = {"plain": []} | (X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {})
+# What a compiler and its assembler must know besides the flags: the newest instruction of a level.
+PROBES = {
+    "avx2": "__m256 probe(__m256 a, __m128i b) { return _mm256_fmadd_ps(a, a, _mm256_cvtph_ps(b)); }",
+    "avx512": "__m512i probe(__m512i a) { return _mm512_maskz_mov_epi16(1, _mm512_mullo_epi64(a, a)); }",
+    "avx512_bf16": "__m512 probe(__m512 a) { return _mm512_dpbf16_ps(a, (__m512bh)a, (__m512bh)a); }",
+}
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"]
 FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own intrinsics raise them
@@ -55,6 +62,29 @@ def compiled(command: list[str]) -> None:
     raise CompileError("\n".join([f"{command[0]} failed with status {done.returncode}: {told}", "", shlex.join(command), *lines]))
 
 
+def usable_levels(common: list[str], folder: Path) -> dict[str, list[str]]:
+    """The levels whose flags and instructions the compiler knows; each that it does not is told, and left out."""
+    usable = {"plain": LEVELS["plain"]}
+    for level, flags in list(LEVELS.items())[1:]:
+        probe = folder / f"probe_{level}.cpp"
+        probe.write_text(f"#include <immintrin.h>\n{PROBES[level]}\n", encoding="utf-8")
+        try:
+            compiled([*common, *flags, "-c", str(probe), "-o", str(probe.with_suffix(".o"))])
+            usable[level] = flags
+        except CompileError as error:
+            told = str(error).partition("\n")[0]
+            print(f"octavo: the native library goes without {level}, which this compiler does not know: {told}", file=sys.stderr)
+    return usable
+
+
+def fingerprint() -> str:
+    """What tells these sources from others, in hex: core/native/library.py computes it anew from the sources that lie beside it."""
+    found = hashlib.sha256()
+    for source in sorted([*NATIVE.glob("*.cpp"), *NATIVE.glob("*.h")]):
+        found.update(source.name.encode() + b"\0" + source.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return found.hexdigest()[:15]
+
+
 class BuildNative(build_ext):
     """Compiles each source for each level. What cannot be built is told and left out: Octavo runs without."""
 
@@ -78,17 +108,18 @@ class BuildNative(build_ext):
         objects = Path(self.build_temp) / "native"
         objects.mkdir(parents=True, exist_ok=True)
         extra = shlex.split(os.environ.get("OCTAVO_NATIVE_FLAGS", ""))
-        common = [*compiler(), *FLAGS, *extra]
-        jobs = {
-            objects / f"{source.stem}.{level}.o": [*common, *flags, f"-DOCTAVO_LEVEL={level}", "-c", str(source), "-o"]
-            for source in map(Path, extension.sources)
-            for level, flags in (LEVELS.items() if source.stem != "processor" else [("plain", [])])
-        }
+        common = [*compiler(), *FLAGS, *extra, f"-DOCTAVO_ABI=0x{fingerprint()}"]
         target = Path(self.get_ext_fullpath(extension.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         note = target.with_name(NOTE)
         note.unlink(missing_ok=True)
         try:
+            levels = usable_levels(common, objects)
+            jobs = {
+                objects / f"{source.stem}.{level}.o": [*common, *flags, f"-DOCTAVO_LEVEL={level}", "-c", str(source), "-o"]
+                for source in map(Path, extension.sources)
+                for level, flags in (levels.items() if source.stem != "processor" else [("plain", [])])
+            }
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 list(pool.map(lambda job: compiled([*job[1], str(job[0])]), jobs.items()))
             compiled([*common, "-shared", *map(str, jobs), "-o", str(target)])

@@ -51,7 +51,7 @@ class Identity:
     driver: str  # "" on a CPU
     cpu: str
     cores: int
-    threads: int  # of torch
+    threads: int  # that the engine computes with on the CPU
     memory: int  # bytes of RAM
 
 
@@ -89,7 +89,7 @@ def identify(built: BuiltEngine, work: Work) -> Identity:
         driver=driver_version() if facts.device_type == "cuda" else "",
         cpu=cpu_name(),
         cores=os.cpu_count() or 0,
-        threads=torch.get_num_threads(),
+        threads=built.num_threads,
         memory=psutil.virtual_memory().total,
     )
 

@@ -20,7 +20,7 @@ from octavo.core.attention import Kernel
 from octavo.core.clock import Clock, MonotonicClock
 from octavo.core.default_sampling import default_params, describe_defaults, read_defaults
 from octavo.core.descriptors import AllocatorPlugin, Facts, ModelPlugin, ModelShape, PoolShape, SchedulerPlugin
-from octavo.core.devices import capability, choose_device, describe_device, device_memory, measure_reserved, native_dtypes
+from octavo.core.devices import capability, choose_device, describe_device, device_memory, give_back_memory, measure_reserved, native_dtypes
 from octavo.core.engine import Engine
 from octavo.core.errors import ConfigError, ModelSourceError, OctavoError, PluginContractError
 from octavo.core.kv import Allocator
@@ -38,6 +38,7 @@ from octavo.core.sources import ModelSource, resolve as resolve_source
 from octavo.core.speculation import PromptLookup
 from octavo.core.stack import Choice
 from octavo.core.text.tokenizer import Tokenizer
+from octavo.core.threads import choose_threads
 from octavo.core.torch_runner import TorchRunner
 
 logger = logging.getLogger("octavo")
@@ -64,6 +65,7 @@ class BuiltEngine:
     config: ResolvedConfig
     pool: PoolSize
     loaded: LoadedModel
+    num_threads: int  # that compute on the CPU
     default_sampling: Mapping[str, Any]  # fields of SamplingParams that the model's files set, for calls without params
 
     def default_params(self, prompt_len: int, *, max_tokens: int | None) -> SamplingParams:
@@ -89,6 +91,7 @@ def load_model(
 
     Raises ModelSourceError, ConfigError and its children; nothing large is loaded before the stack is known to run.
     """
+    torch.set_num_threads(choose_threads(config.engine.num_threads))
     source = source or resolve_source(config.source, revision=config.revision, trust_remote_code=config.trust_remote_code, report=report)
     with _reading(source.path / "config.json"):
         choice = choose_model(registry, config.model, source.config)
@@ -103,6 +106,7 @@ def load_model(
         tokenizer = Tokenizer.from_folder(source.path) if (source.path / "tokenizer.json").exists() else None
     ops = _build(stack.ops, Ops, stack.ops.options, facts)
     model = _build(choice, Model, source, choice.options, ops, dtype=getattr(torch, dtype), device=device)
+    give_back_memory()
     report(f"weights: {model.weight_bytes() / GIB:.2f} GiB in {dtype} on {describe_device(device)}")
     return LoadedModel(
         source=source,
@@ -128,6 +132,8 @@ def build_engine(
     Raises IncompatibleStackError, or ConfigError if the pool cannot hold one request of `max_model_len`.
     """
     clock = clock or MonotonicClock()
+    num_threads = choose_threads(config.engine.num_threads)
+    torch.set_num_threads(num_threads)
     facts, model, settings = loaded.facts, loaded.model, config.engine
     resolved = resolve(registry, config, model=loaded.choice, shape=loaded.shape, facts=facts)
     stack, options, max_model_len = resolved.stack, resolved.scheduler_options, resolved.max_model_len
@@ -166,7 +172,7 @@ def build_engine(
         scheduler.proposer = _proposer(settings.speculative_config)
         report(f"speculation: {settings.speculative_config.method}, up to {drafts} tokens a sequence and step")
     try:
-        runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug)
+        runner = TorchRunner(model, kernel, kv, clock=clock, max_rows=options.max_num_seqs, debug=settings.debug, num_threads=num_threads)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         size = f"{pool.num_bytes / GIB:.2f} GiB ({pool.reason})"
         raise ConfigError(f"the KV pool of {size} cannot be allocated on {facts.device}: make it smaller ({error})") from error
@@ -193,7 +199,7 @@ def build_engine(
         report("swap_space is unused: preempted requests are computed again; scheduler.preemption = 'swap' has them kept")
     for line in pool.log_lines(max_model_len):
         report(line)
-    return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded, default_sampling=sampling)
+    return BuiltEngine(engine=engine, config=resolved, pool=pool, loaded=loaded, num_threads=num_threads, default_sampling=sampling)
 
 
 def _default_sampling(config: EngineConfig, loaded: LoadedModel, report: Callable[[str], None]) -> dict[str, Any]:

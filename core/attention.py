@@ -161,3 +161,17 @@ class Kernel(ABC):
     @abstractmethod
     def attend(self, q: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, prepared: Any, layer: LayerSpec) -> torch.Tensor:
         """q [T, H, Dk] -> [T, H, Dv]: causal attention of each token over its own sequence's cached positions."""
+
+    def write_and_attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: LayerCache,
+        meta: AttentionMetadata,
+        prepared: Any,
+        layer: LayerSpec,
+    ) -> torch.Tensor:
+        """`write`, then `attend`: what the engine calls in each layer. A kernel that does both in one call overrides it."""
+        self.write(cache, k, v, meta, prepared)
+        return self.attend(q, cache, meta, prepared, layer)

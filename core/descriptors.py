@@ -130,6 +130,7 @@ class Descriptor:
     provides: frozenset[str] = frozenset()
     needs: Callable[[Any, Facts], Iterable[str]] = _nothing  # (options, facts) -> capabilities
     rejects: Callable[[Any, Facts], Iterable[str]] = _nothing  # (options, facts) -> sentences: why it cannot run at all
+    avoids: Callable[[Any, Facts], Iterable[str]] = _nothing  # (options, facts) -> sentences: why `auto` had better take another
     preference: int = 0  # `auto` takes the built-in with the highest that runs
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,33 @@ def ranges(starts: Ints, counts: Ints) -> Ints:
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - (ends - counts), counts) + np.arange(total, dtype=np.int64)
+
+
+class _Flat(NamedTuple):
+    """Where the tokens of a step's chunks stand."""
+
+    positions: Ints  # [T] in its sequence
+    stops: Ints  # [chunks] one past a chunk's last position
+    owners: Ints  # [T] the chunk whose token it is
+    query_start: npt.NDArray[np.int32]  # [chunks + 1]
+    logit_rows: Ints  # [R]
+    prompt_rows: Ints | None  # [P]
+
+
+def _flatten(starts: Ints, lengths: Ints, drawn: Ints, logits_from: Ints) -> _Flat:
+    """Chunks of any lengths, all arguments [chunks]; `drawn`: from how many of its last tokens' logits something is drawn."""
+    stops = starts + lengths
+    query_start = np.concatenate(([0], np.cumsum(lengths)))
+    firsts = query_start[1:] - drawn
+    scored = stops - drawn - logits_from
+    return _Flat(
+        ranges(starts, lengths),
+        stops,
+        np.repeat(np.arange(len(starts)), lengths),
+        query_start.astype(np.int32),
+        ranges(firsts, drawn),
+        ranges(firsts - scored, scored) if scored.any() else None,
+    )
 
 
 class BlockTables:
@@ -111,9 +139,12 @@ class InputBuilder:
     def __init__(self, kv: Allocator, *, device: torch.device, max_rows: int, depth: int = 1) -> None:
         self._kv = kv
         self._device = device
+        self._on_cpu = device.type == "cpu"
         self._tables = BlockTables(kv) if kv.layout == "block_table" else None
         self._max_rows = max_rows
         self._depth = depth
+        self._counted = np.arange(2 * max_rows)  # read, never written, by many steps
+        self._counted32 = self._counted.astype(np.int32)
         self._step = 0  # of those that had chunks
         # What recent steps sample, one token a sequence: sequence -> (its epoch, place in the ring).
         self._sampled: deque[dict[Sequence, tuple[int, int]]] = deque(maxlen=depth)
@@ -127,47 +158,48 @@ class InputBuilder:
 
         Raises PluginContractError if a chunk runs a token that is neither known nor sampled by a step in flight.
         """
+        chunks = plan.chunks
         sequences: tuple[Sequence, ...]
-        sequences, starts_, lengths_, logits_from_, samples_, drafts_, _ = zip(*plan.chunks, strict=True)
+        sequences, starts_, lengths_, logits_from_, samples_, drafts_, _ = zip(*chunks, strict=True)
+        ids, sources = self._token_ids(chunks)
         starts = np.array(starts_, dtype=np.int64)
-        lengths = np.array(lengths_, dtype=np.int64)
-        stops = starts + lengths
-        ids, sources = self._token_ids(plan.chunks)
-        positions = ranges(starts, lengths)
-        query_start = np.concatenate(([0], np.cumsum(lengths)))
-        drawn = np.array(samples_, dtype=np.int64)
-        if any(drafts_):
-            drawn += [len(drafts) for drafts in drafts_]
-        logit_rows = ranges(query_start[1:] - drawn, drawn)
-        scored = stops - drawn - np.array(logits_from_, dtype=np.int64)
-        prompt_rows = ranges(query_start[1:] - drawn - scored, scored) if scored.any() else None
-        draws = [num_draws(chunk) for chunk in plan.chunks]
-        keep_draws, keep_at = self._keep(plan.chunks, draws) if self._depth > 1 else (None, None)
+        if len(ids) == len(chunks) and all(samples_):
+            flat = self._decoding(starts)
+        else:
+            drawn = np.array(samples_, dtype=np.int64)
+            if any(drafts_):
+                drawn += [len(drafts) for drafts in drafts_]
+            flat = _flatten(starts, np.array(lengths_, dtype=np.int64), drawn, np.array(logits_from_, dtype=np.int64))
+        draws = [num_draws(chunk) for chunk in chunks]
+        keep_draws, keep_at = self._keep(chunks, draws) if self._depth > 1 else (None, None)
+        stops, positions, query_start = flat.stops, flat.positions, flat.query_start
+        max_seq_len = int(stops.max())
         region_starts = block_table = None
         if self._tables is None:
             region_starts = np.array([self._kv.region(sequence)[0] for sequence in sequences], dtype=np.int64)
-            slots = np.repeat(region_starts, lengths) + positions
+            slots = region_starts[flat.owners] + positions
         else:
             size = self._kv.block_size
-            block_table = self._tables.array(self._tables.rows(sequences), int(-(-stops.max() // size)))
-            slots = block_table[np.repeat(np.arange(len(starts)), lengths), positions // size].astype(np.int64) * size + positions % size
+            block_table = self._tables.array(self._tables.rows(sequences), -(-max_seq_len // size))
+            blocks, offsets = np.divmod(positions, size)
+            slots = block_table[flat.owners, blocks] * np.int64(size) + offsets
         if plan.dead_rows:
             dead = plan.dead_rows
             ids += [0] * dead
             positions = np.concatenate((positions, np.zeros(dead, dtype=np.int64)))
             slots = np.concatenate((slots, np.full(dead, -1, dtype=np.int64)))
             stops = np.concatenate((stops, np.zeros(dead, dtype=np.int64)))
-            query_start = np.concatenate((query_start, query_start[-1] + 1 + np.arange(dead)))
+            query_start = np.concatenate((query_start, query_start[-1] + 1 + np.arange(dead, dtype=np.int32)))
             if region_starts is not None:
                 region_starts = np.concatenate((region_starts, np.zeros(dead, dtype=np.int64)))
             if block_table is not None:
                 block_table = np.concatenate((block_table, np.zeros((dead, block_table.shape[1]), dtype=np.int32)))
         attention = AttentionMetadata(
-            query_start=self._tensor(query_start.astype(np.int32)),
+            query_start=self._tensor(query_start),
             seq_lens=self._tensor(stops.astype(np.int32)),
             slots=self._tensor(slots),
-            max_query_len=int(lengths.max()),
-            max_seq_len=int(stops.max()),
+            max_query_len=max(lengths_),
+            max_seq_len=max_seq_len,
             region_starts=None if region_starts is None else self._tensor(region_starts.astype(np.int32)),
             block_table=None if block_table is None else self._tensor(block_table),
             block_size=self._kv.block_size,
@@ -177,12 +209,21 @@ class InputBuilder:
             input_from=None if sources is None else self._tensor(np.pad(sources, (0, plan.dead_rows), constant_values=-1)),
             positions=self._tensor(positions),
             attention=attention,
-            logit_rows=self._tensor(logit_rows),
-            prompts=None if prompt_rows is None else self._prompts(plan.chunks, prompt_rows),
+            logit_rows=self._tensor(flat.logit_rows),
+            prompts=None if flat.prompt_rows is None else self._prompts(chunks, flat.prompt_rows),
             draws=draws,
             keep_draws=None if keep_draws is None else self._tensor(keep_draws),
             keep_at=None if keep_at is None else self._tensor(keep_at),
         )
+
+    def _decoding(self, starts: Ints) -> _Flat:
+        """One token each, and one drawn after it: nearly all steps. What only counts is not counted again."""
+        rows = len(starts)
+        if rows >= len(self._counted):
+            self._counted = np.arange(2 * rows)
+            self._counted32 = self._counted.astype(np.int32)
+        each = self._counted[:rows]
+        return _Flat(starts, starts + 1, each, self._counted32[: rows + 1], each, None)
 
     def _prompts(self, chunks: tuple[Chunk, ...], rows: Ints) -> PromptRows:
         """`rows` are those before the tokens that are scored."""
@@ -229,4 +270,5 @@ class InputBuilder:
         return last_draws[rows], ring + np.array(rows, dtype=np.int64)
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_cpu else tensor.to(self._device, non_blocking=True)

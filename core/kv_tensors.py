@@ -5,29 +5,43 @@ Must not know: who owns a slot, plans, models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence as Seq
 
+import numpy as np
 import torch
 
 from octavo.core.attention import Kernel, LayerCache
 from octavo.core.plan import Transfer
 
+LINE = 64  # bytes of a cache line, on whose start torch's tensors lie too
 LONGEST_FUSED = 256  # slots; longer ones take a slice each, which needs no list of indices
 
 
 def allocate_cache(kernel: Kernel, num_slots: int, device: torch.device, *, fill: float | None = None) -> list[LayerCache]:
     """Cache tensors [num_slots, *shape] of every layer, as the kernel's specs say.
 
-    `fill` (NaN, say) shows who reads slots that nobody wrote; None leaves zeros, which take no memory until touched.
+    `fill` (NaN, say) shows who reads slots that nobody wrote; None leaves zeros, which on a CPU take no memory until touched.
     """
     caches: list[LayerCache] = []
     for layer in kernel.layers:
-        tensors = tuple(torch.zeros((num_slots, *spec.shape), dtype=spec.dtype, device=device) for spec in kernel.cache_spec(layer))
+        tensors = tuple(_zeros((num_slots, *spec.shape), spec.dtype, device) for spec in kernel.cache_spec(layer))
         if fill is not None:
             for tensor in tensors:
                 tensor.fill_(fill)
         caches.append(tensors)
     return caches
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, on a CPU from numpy: it takes pages as the system hands them out, cleared when they are first touched. torch clears a pool
+    of gigabytes at once, which takes seconds and the memory. numpy also asks for huge pages."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + LINE, dtype=np.uint8)
+    start = -memory.ctypes.data % LINE
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)
 
 
 def fused(transfers: Seq[Transfer]) -> Iterator[list[Transfer]]:

@@ -36,10 +36,20 @@ class TorchRunner(Runner):
 
     `debug`: slots that nobody wrote hold NaN, and what goes into attention and comes out of it is checked in every layer. Without it,
     where a whole step is greedy, a request whose logits are NaN gets an arbitrary id; a step that samples always notices.
+    `num_threads`: of the CPU, set before each step, since engines that share a thread may differ in it; None: as it is.
     """
 
     def __init__(
-        self, model: Model, kernel: Kernel, kv: Allocator, *, clock: Clock, max_rows: int, depth: int = 1, debug: bool = False
+        self,
+        model: Model,
+        kernel: Kernel,
+        kv: Allocator,
+        *,
+        clock: Clock,
+        max_rows: int,
+        depth: int = 1,
+        debug: bool = False,
+        num_threads: int | None = None,
     ) -> None:
         self.model = model
         self.kernel = kernel
@@ -52,6 +62,7 @@ class TorchRunner(Runner):
         )
         self._clock = clock
         self._debug = debug
+        self._num_threads = num_threads
         self._sampler = Sampler()
         self._masks = MaskThread()
         self._inputs = InputBuilder(kv, device=model.device, max_rows=max_rows, depth=depth)
@@ -64,6 +75,8 @@ class TorchRunner(Runner):
         if self._broken is not None:
             handle.error = self._broken
             return handle
+        if self._num_threads not in (None, torch.get_num_threads()):
+            torch.set_num_threads(self._num_threads)
         begun = self._clock.now()
         try:
             inputs = self._inputs.build(plan) if plan.chunks else None
@@ -127,8 +140,7 @@ class TorchRunner(Runner):
         prepared = kernel.prepare(meta)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            kernel.write(cache[layer], k, v, meta, prepared)
-            return kernel.attend(q, cache[layer], meta, prepared, layers[layer])
+            return kernel.write_and_attend(q, k, v, cache[layer], meta, prepared, layers[layer])
 
         def checked(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             for name, tensor in (("q", q), ("k", k), ("v", v)):

@@ -196,6 +196,8 @@ def diagnose(first: Metrics, second: Metrics, *, interval_s: float) -> Diagnosis
     idle = not running and not second.total("num_requests_waiting") and not generated
     state = "idle" if idle else "busy" if findings else "healthy"
     numbers = f"{running:.0f} running, {waiting:.0f} waiting, {generated:.1f} tokens/s, {use}"
+    if threads := second.totals.get("compute_threads"):
+        numbers += f", {threads:.0f} CPU threads"
     return Diagnosis(f"{state}: {numbers}", findings)
 
 

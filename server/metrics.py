@@ -103,6 +103,8 @@ class Collector:
         loop = here.llm.engine_loop
         yield self._counter("failed_steps", "Steps that failed for another reason than memory.", {(): loop.num_failed_steps})
         yield self._gauge("step_age_seconds", "How long the step that runs now has taken.", {(): loop.stalled_for()})
+        threads = {(): float(here.llm.built.num_threads)}
+        yield self._gauge("compute_threads", "Threads that the engine computes with on the CPU.", threads)
         yield self._gauge("engine_alive", "1 while the engine takes requests.", {(): float(loop.alive)})
         yield self._gauge("http_requests_active", "HTTP requests not answered yet.", {(): here.num_active})
         yield self._counter("http_requests", "HTTP requests answered.", here.access_log.answered, "method", "handler", "status")

@@ -41,10 +41,7 @@ struct Best {
     }
 };
 
-}  // namespace
-
-// x [rows, k], rows x_stride elements apart -> ids [rows].
-OCTAVO_API(argmax)(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, int64_t* ids, int threads) {
+int argmax_of_slab(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, int64_t* ids, int threads) {
     const Weight w = *packed;
     int status = 0;
     for_type(w.type, [&](auto of) {
@@ -70,4 +67,13 @@ OCTAVO_API(argmax)(const Weight* packed, const void* x, int64_t x_stride, int64_
         }
     });
     return status;
+}
+
+}  // namespace
+
+// x [rows, k], rows x_stride elements apart -> ids [rows].
+OCTAVO_API(argmax)(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, int64_t* ids, int threads) {
+    return in_slabs(rows, [=](int64_t first, int64_t count) {
+        return argmax_of_slab(packed, at(x, first * x_stride, packed->type), x_stride, count, ids + first, threads);
+    });
 }

@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// These four as Python lays them out (plugins/kernels/cpu_paged/structures.py).
+// These six as Python lays them out (plugins/kernels/cpu_paged/structures.py).
 
 struct AttentionLayer {
     int64_t heads, kv_heads, k_size, v_size, window;  // window 0: none
@@ -19,6 +19,14 @@ struct AttentionLayer {
     __attribute__((always_inline)) int64_t group() const { return heads / kv_heads; }
 };
 
+// The cache of a layer: k [slots, kv_heads, k_size] and v [slots, kv_heads, v_size], strides in elements; the last dimension has no gaps.
+struct AttentionCache {
+    char* k;
+    int64_t k_slot_stride, k_head_stride;
+    char* v;
+    int64_t v_slot_stride, v_head_stride;
+};
+
 struct AttentionStep {
     const int32_t *query_start, *seq_lens, *places;  // places: starts of regions [rows], or a block table [rows, place_stride]
     int64_t place_stride, rows, tokens, block_size;  // block_size 0: regions
@@ -26,7 +34,7 @@ struct AttentionStep {
 
 struct AttentionItem {
     int32_t row, token, tokens, position;  // queries: `tokens` of the batch from `token` on, the first at `position` of its row
-    int32_t kv_head, part;                 // kv_head -1: all
+    int32_t kv_head;                       // -1: all
     int32_t first, stop;                   // keys; none: the output is zeros
     int64_t record;                        // where partial results go, one a query and head; -1: the item is whole
 };
@@ -34,6 +42,18 @@ struct AttentionItem {
 struct AttentionMerge {
     int32_t token, tokens, kv_head, parts;
     int64_t record;
+};
+
+// What the layers of one shape share in a step.
+struct AttentionPlan {
+    const AttentionStep* step;
+    const int64_t* slots;  // [tokens], where K and V of the tokens are written; below 0: nowhere
+    const AttentionItem* items;
+    const AttentionMerge* merges;
+    int64_t num_items, num_merges;
+    char* memory;  // of each thread `thread_bytes`, then the partial results; whole cache lines
+    int64_t thread_bytes;
+    int32_t threads;
 };
 
 namespace OCTAVO_LEVEL {
@@ -162,9 +182,9 @@ OCTAVO_INLINE int64_t record_size(const AttentionLayer& layer) {
     return W + padded<T>(layer.v_size);
 }
 
+// sum [size, in the order of `columns`] * inverse -> out.
 template <class T>
-OCTAVO_INLINE void finish(const float* sum, float weights, int64_t size, T* out) {
-    const float inverse = 1.0f / weights;
+OCTAVO_INLINE void divide(const float* sum, float inverse, int64_t size, T* out) {
     for (int64_t d = 0; d < size; d += Line<T>::size) {
         vf v[Line<T>::vectors];
         OCTAVO_UNROLL for (int i = 0; i < Line<T>::vectors; i++) v[i] = load(sum + d + i * W) * inverse;
@@ -177,22 +197,43 @@ OCTAVO_INLINE void finish(const float* sum, float weights, int64_t size, T* out)
     }
 }
 
-// The state of one query and head before its first key: a sink is a key without a value.
-OCTAVO_INLINE void begin(const AttentionLayer& layer, int64_t head, int32_t part, float& highest, float& weights) {
-    bool sink = layer.sinks && part == 0;
-    highest = sink ? layer.sinks[head] * LOG2E : LOWEST;
-    weights = sink ? 1.0f : 0.0f;
+// What one query and head have of the keys so far: the highest score, the sum of weights, the weighted sum of V.
+struct State {
+    float highest, weights;
+    float* sum;
+};
+
+// a = a and b, whose keys come later; `size` floats of their sums, whole vectors. Of nothing and b it is b, to the bit.
+OCTAVO_INLINE void join(State& a, const State& b, int64_t size) {
+    const float top = b.highest > a.highest ? b.highest : a.highest;
+    const vf shrink_a = exp2(set1(a.highest - top)), shrink_b = exp2(set1(b.highest - top));
+    a.highest = top;
+    a.weights = a.weights * shrink_a[0] + b.weights * shrink_b[0];
+    for (int64_t d = 0; d < size; d += W) store(a.sum + d, load(a.sum + d) * shrink_a + load(b.sum + d) * shrink_b);
+}
+
+// The output of one query and head over all its keys. A sink is a key without a value; it comes last, so that the sums before it are the
+// same wherever a context was cut.
+template <class T>
+OCTAVO_INLINE void finish(const AttentionLayer& layer, int64_t head, const State& state, T* out) {
+    float scale = 1.0f, weights = state.weights;
+    if (layer.sinks) {
+        const float sink = layer.sinks[head] * LOG2E, top = sink > state.highest ? sink : state.highest;
+        scale = exp2(set1(state.highest - top))[0];
+        weights = weights * scale + exp2(set1(sink - top))[0];
+    }
+    divide(state.sum, scale / weights, layer.v_size, out);
 }
 
 // The output of one query and head, or its partial result where the item has not all keys.
 template <class T>
-OCTAVO_INLINE void end(const AttentionLayer& layer, const AttentionItem& item, int64_t index, float highest, float weights, const float* sum,
-                       T* out, float* records) {
-    if (item.record < 0) return finish(sum, weights, layer.v_size, out);
+OCTAVO_INLINE void end(const AttentionLayer& layer, const AttentionItem& item, int64_t index, int64_t head, const State& state, T* out,
+                       float* records) {
+    if (item.record < 0) return finish(layer, head, state, out);
     float* record = records + (item.record + index) * record_size<T>(layer);
-    record[0] = highest;
-    record[1] = weights;
-    memcpy(record + W, sum, padded<T>(layer.v_size) * sizeof(float));
+    record[0] = state.highest;
+    record[1] = state.weights;
+    memcpy(record + W, state.sum, padded<T>(layer.v_size) * sizeof(float));
 }
 
 }  // namespace OCTAVO_LEVEL

@@ -185,7 +185,7 @@ static void decode(const AttentionLayer& layer, const AttentionStep& step, const
     const T* q = in.q + item.token * in.q_token_stride;
     for (int64_t g = 0; g < layer.heads; g++) {
         to_operands(q + g * in.q_head_stride, layer.k_size, space.q + g * space.q_stride);
-        begin(layer, g, item.part, space.highest[g], space.total[g]);
+        space.highest[g] = LOWEST, space.total[g] = 0;
     }
     memset(space.sums, 0, layer.heads * space.sum_stride * sizeof(float));
     int64_t slots[2][CHUNK], n = min(CHUNK, item.stop - item.first);
@@ -202,7 +202,7 @@ static void decode(const AttentionLayer& layer, const AttentionStep& step, const
         now = then, then = swapped, n = next_n;
     }
     for (int64_t g = 0; g < layer.heads; g++)
-        end(layer, item, g, space.highest[g], space.total[g], space.sums + g * space.sum_stride,
+        end(layer, item, g, g, {space.highest[g], space.total[g], space.sums + g * space.sum_stride},
             in.out + (item.token * layer.heads + g) * layer.v_size, records);
 }
 

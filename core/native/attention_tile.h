@@ -3,6 +3,10 @@
 //
 // K and V of a tile of keys are packed first, K across (so that one load holds W keys), V in pairs where the processor multiplies these:
 // about 3 % of the work at TILE_ROWS rows, which saves packing a whole context once and keeping it.
+//
+// Tiles of keys, and the parts of TILE_PART keys that have a softmax of their own before they are joined, begin at absolute positions, and
+// a key that a query does not see adds exactly nothing. So a query has the same bits in whatever pieces its prompt comes, as long as each
+// has two tokens: one alone is decoded, in another order of sums.
 #pragma once
 
 #include "attention.h"
@@ -12,6 +16,7 @@ namespace OCTAVO_LEVEL {
 
 constexpr int64_t TILE_ROWS = 96;            // queries times heads, as far as a row of the batch has them
 constexpr int64_t TILE_KEYS = 128;
+constexpr int64_t TILE_PART = 1024;          // a multiple of TILE_KEYS
 constexpr int PRODUCT_ROWS = W == 16 ? 6 : 2;  // by 4 vectors: 24 sums of 32 registers, or 8 of 16
 
 OCTAVO_INLINE int64_t tile_tokens(const AttentionLayer& layer) { return max(1, TILE_ROWS / layer.group()); }
@@ -24,6 +29,7 @@ struct TileSpace {
     float *k, *v;                        // words [k_size / depth, TILE_KEYS], [TILE_KEYS / depth, sum_stride]
     float *scores, *sums;                // [PRODUCT_ROWS, TILE_KEYS], [rows, sum_stride]
     float *highest, *total;              // [rows]
+    float *joined, *joined_highest, *joined_total;  // of the parts before: as sums, highest, total
     int64_t* positions;                  // [rows]
     TileSpace(const AttentionLayer& layer, Carver& carver) : q_stride(padded<T>(layer.k_size)), sum_stride(padded<T>(layer.v_size)) {
         rows = ceil_div(tile_tokens(layer) * layer.group(), PRODUCT_ROWS) * PRODUCT_ROWS;
@@ -35,7 +41,23 @@ struct TileSpace {
         sums = carver.take<float>(rows * sum_stride);
         highest = carver.take<float>(rows);
         total = carver.take<float>(rows);
+        joined = carver.take<float>(rows * sum_stride);
+        joined_highest = carver.take<float>(rows);
+        joined_total = carver.take<float>(rows);
         positions = carver.take<int64_t>(rows);
+    }
+    // Before the first key of a part.
+    void clear(int64_t live) const {
+        for (int64_t r = 0; r < live; r++) highest[r] = LOWEST, total[r] = 0;
+        memset(sums, 0, rows * sum_stride * sizeof(float));
+    }
+    // This part joins those before it.
+    void join_part(int64_t live) const {
+        for (int64_t r = 0; r < live; r++) {
+            State all = {joined_highest[r], joined_total[r], joined + r * sum_stride};
+            join(all, {highest[r], total[r], sums + r * sum_stride}, sum_stride);
+            joined_highest[r] = all.highest, joined_total[r] = all.weights;
+        }
     }
 };
 
@@ -125,6 +147,21 @@ OCTAVO_INLINE void add_columns(const TileSpace<T>& space, const vf (&shrink)[PRO
         store(sums + i * space.sum_stride + j * W, acc[i][j]);
 }
 
+// q . k of PRODUCT_ROWS rows from `row` on and of 4 W packed keys from `key` on. In fp32 a sum takes RUN products and is then added to the
+// others: one sum over 128 products lost so many bits that outputs were off by 5e-6.
+template <class T>
+OCTAVO_INLINE void dots_of_rows(const TileSpace<T>& space, int64_t row, int64_t key, int64_t steps, vf (&dots)[PRODUCT_ROWS][4]) {
+    constexpr int64_t RUN = 32;
+    const typename Line<T>::Operand* q = space.q + row * space.q_stride;
+    const float* k = space.k + key;
+    if (sizeof(T) < 4) return multiply_words<T, PRODUCT_ROWS, 4>(q, space.q_stride, k, TILE_KEYS, steps, dots);
+    for (int64_t first = 0; first < steps; first += RUN) {
+        vf part[PRODUCT_ROWS][4] = {};
+        multiply_words<T, PRODUCT_ROWS, 4>(q + first, space.q_stride, k + first * TILE_KEYS, TILE_KEYS, min(RUN, steps - first), part);
+        OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++) dots[i][j] += part[i][j];
+    }
+}
+
 // PRODUCT_ROWS rows from `row` on over the packed keys, of which they see `seen`; `live` of the rows exist.
 template <class T>
 static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t live, const Seen* seen) {
@@ -137,8 +174,7 @@ static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, 
     const Score score(layer);
     for (int64_t key = 0; key < keys; key += panel) {
         vf dots[PRODUCT_ROWS][4] = {};
-        multiply_words<T, PRODUCT_ROWS, 4>(space.q + row * space.q_stride, space.q_stride, space.k + key, TILE_KEYS,
-                                           ceil_div(layer.k_size, L::depth), dots);
+        dots_of_rows(space, row, key, ceil_div(layer.k_size, L::depth), dots);
         OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++)
             store(space.scores + i * TILE_KEYS + key + j * W, Score::of(score, dots[i][j]));
     }
@@ -162,15 +198,22 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
     for (int64_t t = 0, r = 0; t < item.tokens; t++)
         for (int64_t g = 0; g < group; g++, r++) {
             to_operands(in.q + (item.token + t) * in.q_token_stride + (head + g) * in.q_head_stride, layer.k_size, space.q + r * space.q_stride);
-            begin(layer, head + g, item.part, space.highest[r], space.total[r]);
             space.positions[r] = item.position + t;
         }
-    memset(space.sums, 0, space.rows * space.sum_stride * sizeof(float));
     memset(space.weights, 0, PRODUCT_ROWS * TILE_KEYS * sizeof(*space.weights));
-    int64_t slots[TILE_KEYS];
-    for (int64_t key = item.first; key < item.stop; key += TILE_KEYS) {
-        int64_t n = min(TILE_KEYS, item.stop - key);
-        find_slots(step, item.row, key, n, slots);
+    const bool several = item.first / TILE_PART != (item.stop - 1) / TILE_PART;
+    if (several) {
+        for (int64_t r = 0; r < rows; r++) space.joined_highest[r] = LOWEST, space.joined_total[r] = 0;
+        memset(space.joined, 0, rows * space.sum_stride * sizeof(float));
+    }
+    space.clear(rows);
+    int64_t slots[TILE_KEYS + W];
+    for (int64_t key = item.first / TILE_KEYS * TILE_KEYS; key < item.stop; key += TILE_KEYS) {
+        // Keys before the item's first, which no query sees, are that one once more: only what the row may see is ever read.
+        const int64_t n = min(TILE_KEYS, item.stop - key), before = max(0, item.first - key);
+        find_slots(step, item.row, key + before, n - before, slots + before);
+        for (int64_t i = 0; i < before; i++) slots[i] = slots[before];
+        for (int64_t i = n; i % W; i++) slots[i] = slots[n - 1];
         pack_keys(layer, in, item.kv_head, space, slots, n, TILE_KEYS);
         for (int64_t row = 0; row < rows; row += PRODUCT_ROWS) {
             int64_t live = min(PRODUCT_ROWS, rows - row);
@@ -181,9 +224,15 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
             }
             attend_rows(layer, space, row, live, seen);
         }
+        if (several && ((key + TILE_KEYS) % TILE_PART == 0 || key + TILE_KEYS >= item.stop)) {
+            space.join_part(rows);
+            space.clear(rows);
+        }
     }
+    const float *sums = several ? space.joined : space.sums, *highest = several ? space.joined_highest : space.highest;
+    const float* total = several ? space.joined_total : space.total;
     for (int64_t r = 0; r < rows; r++)
-        end(layer, item, r, space.highest[r], space.total[r], space.sums + r * space.sum_stride,
+        end(layer, item, r, head + r % group, {highest[r], total[r], (float*)sums + r * space.sum_stride},
             in.out + ((item.token + r / group) * layer.heads + head + r % group) * layer.v_size, records);
 }
 

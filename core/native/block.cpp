@@ -9,6 +9,14 @@ using namespace octavo::OCTAVO_LEVEL;
 using octavo::scratch;
 using octavo::Weight;
 
+// As Python's `BlockInputs` (core/native/library.py) lays it out: what does not change from step to step.
+struct BlockInputs {
+    const Weight* packed;
+    const void *norm, *q_norm, *k_norm;  // of k, and of a head; null: no norm of heads
+    int64_t heads, kv_heads, head_size;
+    float eps;
+};
+
 namespace {
 
 // This thread's share of the norms of x [rows, size] -> out, `stride` elements apart.
@@ -19,14 +27,11 @@ void norm_rows(const T* x, const T* weight, T* out, int64_t rows, int64_t size, 
 
 OCTAVO_INLINE int64_t whole_lines(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
-}  // namespace
-
-// x [rows, k] -> q, k and v next to each other in out [rows, (heads + 2 kv_heads) * head_size]: norm, projection, then for q and k a norm
-// of each head where there are weights for it, and RoPE by cos, sin [rows, head_size / 2].
-OCTAVO_API(attention_inputs)
-(const Weight* packed, const void* x, int64_t rows, const void* norm, float eps, const void* q_norm, const void* k_norm, const float* cos,
- const float* sin, int64_t heads, int64_t kv_heads, int64_t head_size, void* out, int threads) {
-    const Weight w = *packed;
+int inputs_of_slab(const BlockInputs& block, const void* x, int64_t rows, const float* cos, const float* sin, void* out, int threads) {
+    const Weight w = *block.packed;
+    const void *norm = block.norm, *q_norm = block.q_norm, *k_norm = block.k_norm;
+    const int64_t heads = block.heads, kv_heads = block.kv_heads, head_size = block.head_size;
+    const float eps = block.eps;
     int status = 0;
     for_type(w.type, [&](auto of) {
         typedef decltype(of) T;
@@ -55,8 +60,7 @@ OCTAVO_API(attention_inputs)
     return status;
 }
 
-// x [rows, hidden] += down(silu(gate(n)) * up(n)), n = norm(x).
-OCTAVO_API(gated_mlp)(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
+int mlp_of_slab(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
     const Weight first = *gate_up, second = *down;
     int status = 0;
     for_type(first.type, [&](auto of) {
@@ -81,4 +85,25 @@ OCTAVO_API(gated_mlp)(const Weight* gate_up, const Weight* down, void* x, int64_
         });
     });
     return status;
+}
+
+}  // namespace
+
+// x [rows, k] -> q, k and v next to each other in out [rows, (heads + 2 kv_heads) * head_size]: norm, projection, then for q and k a norm
+// of each head where there are weights for it, and RoPE by cos, sin [rows, head_size / 2].
+OCTAVO_API(attention_inputs)
+(const BlockInputs* block, const void* x, int64_t rows, const float* cos, const float* sin, void* out, int threads) {
+    const Weight& w = *block->packed;
+    const int64_t half = block->head_size / 2;
+    return in_slabs(rows, [&](int64_t first, int64_t count) {
+        return inputs_of_slab(*block, at(x, first * w.k, w.type), count, cos + first * half, sin + first * half,
+                              (void*)at(out, first * w.n, w.type), threads);
+    });
+}
+
+// x [rows, hidden] += down(silu(gate(n)) * up(n)), n = norm(x).
+OCTAVO_API(gated_mlp)(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
+    return in_slabs(rows, [=](int64_t first, int64_t count) {
+        return mlp_of_slab(gate_up, down, (void*)at(x, first * gate_up->k, gate_up->type), count, norm, eps, threads);
+    });
 }

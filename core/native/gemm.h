@@ -196,6 +196,22 @@ static void convert_row(const T* x, int64_t k, char* to) {
 
 // ---- sharing out
 
+// Rows are computed in slabs of so many: what a call keeps in scratch memory does not grow with the step, and lies in the L2 cache.
+constexpr int64_t SLAB = 512;
+
+// Call f(first row, rows) for each slab, until one returns a status that is not 0, which is returned.
+template <class Function>
+OCTAVO_INLINE int in_slabs(int64_t rows, Function f) {
+    int status = 0;
+    for (int64_t first = 0; first < rows && !status; first += SLAB) status = f(first, min(SLAB, rows - first));
+    return status;
+}
+
+// The address of an element of a tensor of some type; null of null.
+OCTAVO_INLINE const char* at(const void* start, int64_t element, int type) {
+    return start ? (const char*)start + element * (type == F32 ? 4 : 2) : nullptr;
+}
+
 struct Share {
     int thread, threads;
     int64_t begin(int64_t n) const { return n * thread / threads; }

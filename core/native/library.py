@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import logging
 import os
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
 
 from octavo.core.errors import ConfigError
 from octavo.core.native import presence
+
+logger = logging.getLogger("octavo")
 
 LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each needs all that those before it do
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
@@ -34,12 +39,27 @@ class PackedLinear(ctypes.Structure):
     )
 
 
+class BlockInputs(ctypes.Structure):
+    """What `attention_inputs` is given of a layer, as `struct BlockInputs` of core/native/block.cpp; addresses of what others keep."""
+
+    _fields_ = (
+        ("packed", c_void_p),
+        ("norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_size", c_int64),
+        ("eps", c_float),
+    )
+
+
 # The functions of core/native/*.cpp, in the order of their arguments.
 _SIGNATURES: dict[str, list[type]] = {
     "norm": [c_int, c_void_p, *[c_int64] * 5, c_void_p, c_float, c_void_p, *[c_int64] * 2, c_int],
     "rope": [c_int, c_void_p, *[c_int64] * 5, *[c_void_p] * 3, *[c_int64] * 2, c_int],
     "attention_plan": [c_void_p] * 5,
-    "attention": [c_void_p, c_int, *[c_void_p] * 3, c_int64, c_void_p, *[c_int64] * 2, *[c_void_p, c_int64, c_int64] * 3, c_void_p],
+    "attention": [*[c_void_p] * 3, *[c_void_p, c_int64, c_int64] * 3, c_void_p],
     "attention_write": [*[c_int64] * 4, c_void_p, c_int64, *[c_void_p, c_int64, c_int64] * 4, c_int],
     "packed_sizes": [c_int, c_int64, c_int64, c_int, c_void_p, c_void_p],
     "pack": [c_void_p, c_void_p, c_int64, c_int, c_int],
@@ -50,7 +70,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "linear": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int64, c_void_p, c_int64, c_int],
     "swiglu": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
     "argmax": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
-    "attention_inputs": [c_void_p, c_void_p, c_int64, c_void_p, c_float, *[c_void_p] * 4, *[c_int64] * 3, c_void_p, c_int],
+    "attention_inputs": [*[c_void_p] * 2, c_int64, *[c_void_p] * 3, c_int],
     "gated_mlp": [*[c_void_p] * 3, c_int64, c_void_p, c_float, c_int],
 }
 
@@ -105,25 +125,61 @@ def _loaded(path: str) -> ctypes.CDLL:
     import torch  # noqa: F401  (before ours, so that both use one OpenMP)
 
     try:
-        return ctypes.CDLL(path)
-    except OSError as error:
+        loaded = ctypes.CDLL(path)
+        abi = loaded.octavo_abi
+    except (OSError, AttributeError) as error:
         raise ConfigError(
             f"the native library {path} cannot be loaded: {error}. Build it on this machine (install Octavo again from source), "
             'or do without: ops.plugin = "torch", kernel.plugin = "sdpa"'
         ) from error
+    abi.restype = c_int64
+    if sources_abi() not in (None, abi()):
+        raise ConfigError(
+            f"the native library {path} was built from other sources than those in {_SOURCES}: install Octavo again, so that it is built "
+            'anew (pip install -e . of a checkout), or do without: ops.plugin = "torch", kernel.plugin = "sdpa"'
+        )
+    return loaded
+
+
+_SOURCES = Path(__file__).parent
+
+
+def sources_abi() -> int | None:
+    """The number of the sources beside this file, as setup.py computes it; None: there are none, so they came with their library."""
+    sources = sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")])
+    found = hashlib.sha256()
+    for source in sources:
+        found.update(source.name.encode() + b"\0" + source.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return int(found.hexdigest()[:15], 16) if sources else None
 
 
 def levels() -> tuple[str, ...]:
     """The levels that the library has and this processor runs, the best last. Raises ConfigError: the library is not there or is broken."""
-    if reason := presence.absence():
+    if reason := presence.missing():
         raise ConfigError(f"what was chosen {reason}")
     loaded = _loaded(str(presence.path()))
-    return tuple(level for level in LEVELS if hasattr(loaded, f"octavo_norm_{level}") and loaded.octavo_processor_runs(level.encode()) == 1)
+    return tuple(level for level in _runnable(loaded) if _has(loaded, level))
+
+
+def _runnable(loaded: ctypes.CDLL) -> tuple[str, ...]:
+    """The levels that this processor runs."""
+    return tuple(level for level in LEVELS if loaded.octavo_processor_runs(level.encode()) == 1)
+
+
+def _has(loaded: ctypes.CDLL, level: str) -> bool:
+    return hasattr(loaded, f"octavo_norm_{level}")
 
 
 @functools.cache
 def _library(path: str, level: str) -> Library:
-    return Library(_loaded(path), level)
+    loaded = _loaded(path)
+    if lacking := [found for found in _runnable(loaded) if not _has(loaded, found)]:
+        logger.warning(
+            "the native library has no code for %s, which this processor runs: the compiler that built it did not know it. Install a newer "
+            "one, and Octavo again",
+            lacking[-1],
+        )
+    return Library(loaded, level)
 
 
 def load(level: str | None = None) -> Library:

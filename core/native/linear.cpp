@@ -31,20 +31,40 @@ int multiplied(const Weight* packed, const void* x, int64_t x_stride, int64_t ro
 
 }  // namespace
 
-// x -> out [rows, n], rows out_stride apart. `add`: null, or a residual [rows, n] (perhaps out itself).
-OCTAVO_API(linear)
-(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, const void* add, int64_t add_stride, void* out, int64_t out_stride,
- int threads) {
+namespace {
+
+int linear_of_slab(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, const void* add, int64_t add_stride, void* out,
+                   int64_t out_stride, int threads) {
     return multiplied(packed, x, x_stride, rows, threads, [=](auto of) {
         typedef decltype(of) T;
         return Store<T>{(T*)out, out_stride, (const T*)add, add_stride, packed->n};
     });
 }
 
-// silu(gate(x)) * up(x): x -> out [rows, n], contiguous. The weight has two groups.
-OCTAVO_API(swiglu)(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, void* out, int threads) {
+int swiglu_of_slab(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, void* out, int threads) {
     return multiplied(packed, x, x_stride, rows, threads, [=](auto of) {
         typedef decltype(of) T;
         return StoreGated<T>{(T*)out, packed->n, packed->n};
+    });
+}
+
+}  // namespace
+
+// x -> out [rows, n], rows out_stride apart. `add`: null, or a residual [rows, n] (perhaps out itself).
+OCTAVO_API(linear)
+(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, const void* add, int64_t add_stride, void* out, int64_t out_stride,
+ int threads) {
+    const int type = packed->type;
+    return in_slabs(rows, [=](int64_t first, int64_t count) {
+        return linear_of_slab(packed, at(x, first * x_stride, type), x_stride, count, at(add, first * add_stride, type), add_stride,
+                              (void*)at(out, first * out_stride, type), out_stride, threads);
+    });
+}
+
+// silu(gate(x)) * up(x): x -> out [rows, n], contiguous. The weight has two groups.
+OCTAVO_API(swiglu)(const Weight* packed, const void* x, int64_t x_stride, int64_t rows, void* out, int threads) {
+    const int type = packed->type;
+    return in_slabs(rows, [=](int64_t first, int64_t count) {
+        return swiglu_of_slab(packed, at(x, first * x_stride, type), x_stride, count, (void*)at(out, first * packed->n, type), threads);
     });
 }

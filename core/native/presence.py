@@ -1,9 +1,12 @@
-"""Whether the native library was built. Must not import torch, nor load it: plugin lists ask here."""
+"""Whether the native library was built and can be used. Must not import torch: plugin lists ask here."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+
+from octavo.core.errors import ConfigError
 
 
 def path() -> Path:
@@ -12,7 +15,16 @@ def path() -> Path:
 
 
 def absence() -> str | None:
-    """Why there is no library to load, in a sentence that says what to do; None: there is one."""
+    """Why the library cannot be used, in a sentence that says what to do; None: it can.
+
+    Without torch in the process only whether it is there: it must be loaded after torch. With torch (an engine is built) it is loaded too,
+    so that `auto` goes without one that is broken, stale or of another system.
+    """
+    return missing() or (_fault() if "torch" in sys.modules else None)
+
+
+def missing() -> str | None:
+    """Why there is no library to load, in a sentence that says what to do; None: there is a file."""
     if path().is_file():
         return None
     if named := os.environ.get("OCTAVO_NATIVE_LIBRARY"):
@@ -27,6 +39,17 @@ def absence() -> str | None:
         "needs the native library, which this installation of Octavo lacks: there was no C++ compiler when it was built, or "
         f"OCTAVO_NO_NATIVE was set; install one (on Debian and Ubuntu: apt install g++) and {again}"
     )
+
+
+def _fault() -> str | None:
+    """Why a library that is there cannot be loaded; None: it can."""
+    from octavo.core.native.library import levels, load
+
+    try:
+        load(levels()[-1])
+    except ConfigError as error:
+        return f"needs the native library, but {error}"
+    return None
 
 
 def _note() -> Path:

@@ -46,6 +46,11 @@ class EngineSettings(PluginOptions):
     dtype: Dtype = Field("auto", description="of weights and activations; auto: the checkpoint's, where the device computes in it")
     kv_dtype: Annotated[Dtype, BeforeValidator(_refuse_quantised)] = Field("auto", description="of the KV cache; auto: as dtype")
     device: str = Field("auto", pattern=r"^[a-z]+(:\d+)?$", description="auto, cpu, cuda, cuda:1, ...")
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        description="threads that compute on the CPU; unset: its physical cores that this process may use, at most OMP_NUM_THREADS",
+    )
     seed: int = Field(0, ge=0, description="of the random numbers of requests that bring no seed")
     generation_config: Literal["auto", "none"] = Field(
         "auto",

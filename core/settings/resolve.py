@@ -93,7 +93,7 @@ def passed_over(registry: Registry, config: EngineConfig, stack: Stack, facts: F
             if choice.name == stack.names[kind]:
                 break
             if facts.provides.issuperset(word for word in choice.plugin.needs(choice.options, facts) if word.startswith("device:")):
-                for reason in choice.plugin.rejects(choice.options, facts):
+                for reason in (*choice.plugin.rejects(choice.options, facts), *choice.plugin.avoids(choice.options, facts)):
                     refused.setdefault(reason, []).append(f"{choice} (it takes {stack.names[kind]!r})")
     return [f"auto goes without {' and '.join(names)}: {reason}" for reason, names in refused.items()]
 
@@ -131,6 +131,8 @@ def _with_automatic_parts(registry: Registry, config: EngineConfig, facts: Facts
     """Decide `auto`: the first working combination of built-ins by preference, the kernel's first; the favourites where none works."""
     named = {kind: cast("Choice | None", getattr(config, kind)) for kind in ("model", *EXCHANGEABLE)}
     candidates = {kind: [choice] if choice else _candidates(registry, kind) for kind, choice in named.items()}
+    for kind, choices in candidates.items():  # what had better not be taken comes last
+        candidates[kind] = sorted(choices, key=lambda choice: any(choice.plugin.avoids(choice.options, facts)) and len(choices) > 1)
     combinations = [Stack(**dict(zip(candidates, parts, strict=True))) for parts in product(*candidates.values())]
     return min(combinations, key=lambda stack: len(problems(stack, facts)))  # the first of equals: the favourites
 

@@ -49,14 +49,15 @@ class PromptReader:
 
     def encode(self, text: Any, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a text. One that cannot fit is refused by its characters, as megabytes take minutes to turn into tokens."""
-        most = self._max_model_len * self.tokenizer.longest_token
-        if isinstance(text, str) and len(text) > most:
+        tokenizer, most = self.tokenizer, self._max_model_len
+        # `longest_token` looks at the whole vocabulary the first time: not for a text that fits if its tokens are characters.
+        if isinstance(text, str) and len(text) > most and len(text) > most * tokenizer.longest_token:
             raise RequestError(
-                f"{field} has {len(text)} characters, more than max_model_len {self._max_model_len} tokens of "
-                f"{self.tokenizer.longest_token} characters, the longest of this model, could hold",
+                f"{field} has {len(text)} characters, more than max_model_len {most} tokens of "
+                f"{tokenizer.longest_token} characters, the longest of this model, could hold",
                 field=field,
             )
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, field=field)
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens, field=field)
 
     def prompt(self, prompt: object) -> ReadyPrompt:
         """A text, or a mapping with either text or token ids."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import psutil
 import pytest
 import torch
@@ -82,3 +84,15 @@ def test_a_device_in_words() -> None:
     """For logs: kind, cores and threads."""
     assert devices.describe_device(torch.device("cpu")).startswith("cpu, ")
     assert devices.describe_device(torch.device("cpu")).endswith(f"{torch.get_num_threads()} threads")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_memory_that_was_freed_is_given_back() -> None:
+    """128 MiB in small pieces with one kept at the end: freeing them alone leaves them with the process."""
+    pieces = [torch.ones(16 * 1024, dtype=torch.float32) for _ in range(2048)]
+    last = torch.ones(16 * 1024)
+    pieces.clear()
+    before = psutil.Process().memory_info().rss
+    devices.give_back_memory()
+    assert before - psutil.Process().memory_info().rss > 64 * 2**20
+    assert last.sum() == 16 * 1024

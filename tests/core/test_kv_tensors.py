@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+import psutil
 import pytest
 import torch
 
@@ -149,3 +150,19 @@ def test_what_nobody_wrote_can_be_told() -> None:
             [((5, 1, 3), torch.float16), ((5, 1, 2), torch.float16), ((5, 1), torch.float64)]
         ]
         assert all(bool((t.isnan() if fill else t == 0).all()) for cache in caches for t in cache)
+
+
+def test_a_pool_takes_no_memory_until_it_is_written() -> None:
+    """512 MiB of zeros add next to nothing to the process; what is written does. Tensors lie on cache lines, whatever their size."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    spec = LayerSpec(index=0, num_heads=1, num_kv_heads=1, head_size_k=64, head_size_v=64, scale=1.0)
+    ((k, v, _),) = allocate_cache(Cacheless([spec], dtype=torch.bfloat16, device=CPU), 2**21, CPU)
+    assert (k.shape, v.dtype, k.is_contiguous()) == ((2**21, 1, 64), torch.bfloat16, True)
+    assert process.memory_info().rss - before < 50 * 2**20
+    k[: 2**20] = 1
+    assert process.memory_info().rss - before > 120 * 2**20
+    assert not k[2**20 :: 997].any() and not v[::997].any()
+    for slots in (1, 7, 1000):
+        for tensor in allocate_cache(Cacheless(LAYERS, dtype=torch.float32, device=CPU), slots, CPU)[0]:
+            assert tensor.data_ptr() % 64 == 0 and not tensor.any()

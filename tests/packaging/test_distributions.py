@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import email
+import platform
 import re
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -83,6 +85,22 @@ def test_octavo_installs_where_the_compiler_fails(environment, tree, editable):
     assert list(folder.rglob("liboctavo.so")) == []
     (note,) = folder.rglob("native_build.txt")
     assert str(note) in reason and "norm.cpp" in note.read_text()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors have one level")
+def test_a_level_that_the_compiler_does_not_know_is_left_out(tree, tmp_path):
+    """An old compiler costs one level, with a message; the others are built."""
+    old = tmp_path / "old-g++"
+    old.write_text(
+        '#!/bin/sh\ncase " $* " in *" -mavx512bf16 "*) echo "error: unrecognized option -mavx512bf16" >&2; exit 1;; esac\nexec g++ "$@"\n'
+    )
+    old.chmod(0o755)
+    told = run("sh", "-c", f"{sys.executable} setup.py -q build_ext --build-lib built --build-temp built 2>&1", cwd=tree, CXX=str(old))
+    assert "the native library goes without avx512_bf16, which this compiler does not know: " in told
+    assert "unrecognized option -mavx512bf16" in told
+    functions = run("nm", "--dynamic", tree / "built" / LIBRARY, cwd=tree)
+    built = [level for level in ("plain", "avx2", "avx512", "avx512_bf16") if re.search(rf" T octavo_norm_{level}$", functions, re.M)]
+    assert built == ["plain", "avx2", "avx512"]
 
 
 def test_only_octavo_is_importable(distributions, installed):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.models import tiny
+
 ROOT = Path(__file__).parents[2]
 # The only modules of core that may import torch. A new module is light, or its author adds it here.
 TORCH = {
@@ -94,3 +96,30 @@ def test_the_promised_modules_exist():
 def test_every_built_in_plugin_is_an_entry_point():
     """What lies in plugins/<kind>/ is declared, and what is declared lies there."""
     assert entry_modules() == plugin_modules()
+
+
+def test_a_first_token_needs_few_packages(tmp_path):
+    """From a folder or the cache to an answer: no transformers, no compiler, no server, no hub client. Their imports take seconds."""
+    unwanted = ("transformers", "accelerate", "gguf", "sentencepiece", "triton", "huggingface_hub", "llguidance", "jinja2")
+    unwanted += ("fastapi", "starlette", "uvicorn", "prometheus_client", "matplotlib", "sympy", "torch._dynamo", "torch._inductor")
+    code = (
+        "import sys; from octavo.cli import main\n"
+        "assert main(['generate', 'w260 w261', '--max-tokens', '2', '--model', sys.argv[1], '--set', 'engine.device=cpu']) == 0\n"
+        f"print(*[name for name in {unwanted!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tiny("llama_gqa"))], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stdout, done.stderr
+    assert done.stderr.splitlines()[-1] == ""
+
+
+def test_a_named_model_is_not_looked_for_with_the_hub_client(tmp_path, monkeypatch):
+    """Where the cache that Hugging Face's programs share lacks the model, its client, which takes a fifth of a second, is not imported."""
+    code = (
+        "import sys; from octavo.core.sources.hub import find_cached\n"
+        "assert find_cached('nobody/nothing', name='x', revision=None, trust_remote_code=False) is None\n"
+        "print('huggingface_hub.hf_api' in sys.modules)"
+    )
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "hub").mkdir()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

@@ -71,6 +71,7 @@ def stand_in() -> Iterator[Callable[..., str]]:
 CASES: dict[str, tuple[dict[str, float], dict[str, float], list[str], list[str]]] = {
     # what differs in the first and the second reading, the judgements in their order, words of the output
     "healthy": ({}, {"generation_tokens_total": 510}, [], ["healthy: 4 running, 0 waiting, 100.0 tokens/s, KV cache 40% in use"]),
+    "threads are told": ({"compute_threads": 2}, {}, [], ["KV cache 40% in use, 2 CPU threads"]),
     "idle": ({"num_requests_running": 0, "kv_cache_usage_perc": 0}, {}, [], ["idle: 0 running"]),
     "few run and many wait": (
         {"num_requests_running": 3, "num_requests_waiting": 20, "kv_cache_usage_perc": 0.9},

@@ -21,6 +21,7 @@ class BlockTable:
     num_filled: int = 0  # positions committed
     dirty_from: int = 0  # the array's entries before this one are the list's
     array: npt.NDArray[np.int32] = field(default_factory=lambda: _EMPTY)
+    view: npt.NDArray[np.int32] = field(default_factory=lambda: _EMPTY)  # the part that is used, as it was last read
 
     def replace(self, index: int, block: int) -> None:
         """Another block takes this place."""
@@ -30,11 +31,12 @@ class BlockTable:
     def read(self) -> tuple[npt.NDArray[np.int32], int]:
         """A view of the table and the first entry that changed since the last read. The array doubles when it is full."""
         length, dirty = len(self.blocks), self.dirty_from
-        if dirty < length:
+        if dirty < length:  # else nothing changed: most rows of most steps
             if length > len(self.array):
                 grown = np.empty(max(8, length, 2 * len(self.array)), dtype=np.int32)
                 grown[:dirty] = self.array[:dirty]
                 self.array = grown
             self.array[dirty:length] = self.blocks[dirty:]
             self.dirty_from = length
-        return self.array[:length], dirty
+            self.view = self.array[:length]
+        return self.view, dirty

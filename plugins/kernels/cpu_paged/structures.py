@@ -82,11 +82,45 @@ class Step(ctypes.Structure):
         return step
 
 
+class Cache(ctypes.Structure):
+    """`struct AttentionCache`."""
+
+    _fields_ = (
+        ("k", c_void_p),
+        ("k_slot_stride", c_int64),
+        ("k_head_stride", c_int64),
+        ("v", c_void_p),
+        ("v_slot_stride", c_int64),
+        ("v_head_stride", c_int64),
+    )
+
+    @classmethod
+    def of(cls, k: torch.Tensor, v: torch.Tensor) -> Cache:
+        """Of the cache tensors of a layer, which others keep."""
+        return cls(k.data_ptr(), *k.stride()[:2], v.data_ptr(), *v.stride()[:2])
+
+
+class Plan(ctypes.Structure):
+    """`struct AttentionPlan`."""
+
+    _fields_ = (
+        ("step", c_void_p),
+        ("slots", c_void_p),
+        ("items", c_void_p),
+        ("merges", c_void_p),
+        ("num_items", c_int64),
+        ("num_merges", c_int64),
+        ("memory", c_void_p),
+        ("thread_bytes", c_int64),
+        ("threads", c_int32),
+    )
+
+
 class Item(ctypes.Structure):
     """`struct AttentionItem`: only its size is of interest here."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("row", "token", "tokens", "position", "kv_head", "part", "first", "stop")),
+        *((name, c_int32) for name in ("row", "token", "tokens", "position", "kv_head", "first", "stop")),
         ("record", c_int64),
     )
 

@@ -23,7 +23,8 @@ class Rope:
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [T] -> cos, sin [T, head_size / 2] in fp32."""
         angles = positions.unsqueeze(1).float() * self.frequencies
-        return angles.cos().mul_(self.magnitude), angles.sin().mul_(self.magnitude)
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if self.magnitude == 1.0 else (cos.mul_(self.magnitude), sin.mul_(self.magnitude))
 
 
 def _frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[torch.Tensor, float]:

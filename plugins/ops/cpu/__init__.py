@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,15 @@ def _rejects(options: CpuOpsOptions, facts: Facts) -> Iterable[str]:
         yield f"computes in {', '.join(DTYPES)}, not in {facts.dtype}"
 
 
+def _avoids(options: CpuOpsOptions, facts: Facts) -> Iterable[str]:
+    """Without vectors of 256 bits torch's linears (MKL, oneDNN, Arm's Compute Library) are faster: see ADR 12."""
+    if "torch" in sys.modules and absence() is None:
+        from octavo.core.native import load
+
+        if load().level == "plain":
+            yield "the native library has no code for this processor's vectors (level plain), and torch's linears are faster"
+
+
 def _build(options: CpuOpsOptions, facts: Facts) -> Ops:
     import torch
 
@@ -47,6 +57,7 @@ CPU = OpsPlugin(
     needs=_needs,
     provides=frozenset({"weights:int8", "weights:int4"}),
     rejects=_rejects,
+    avoids=_avoids,
     preference=10,
     build=_build,
 )

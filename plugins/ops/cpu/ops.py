@@ -5,6 +5,8 @@ A row's result depends on nothing but the row: not on the other rows, nor on the
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from octavo.core.errors import PluginContractError
@@ -12,7 +14,7 @@ from octavo.core.model import Ops
 from octavo.core.native import Library
 from octavo.core.native.library import TYPES
 from octavo.core.quantization import Quantization
-from octavo.plugins.ops.cpu.packing import Arena, Packed
+from octavo.plugins.ops.cpu.packing import Arena, Block, Packed
 
 
 class CpuOps(Ops):
@@ -23,6 +25,7 @@ class CpuOps(Ops):
         self.dtype = dtype
         self._type = TYPES[str(dtype).removeprefix("torch.")]
         self._arena = Arena(library)
+        self._angles: tuple[torch.Tensor | None, torch.Tensor | None, tuple[int, int]] = (None, None, (0, 0))  # the last that were checked
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, quantization: Quantization | None = None) -> Packed:
         self._check(weight, "weight", (None, None))
@@ -157,40 +160,37 @@ class CpuOps(Ops):
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        made_of = norm, q_norm, k_norm
+        block = packed.block
+        if block is None or block.heads != heads or block.eps != eps or any(map(operator.is_not, block.made_of, made_of)):
+            block = packed.block = self._block(packed, made_of, eps, heads)
         self._check(x, "x", (None, packed.k))
+        rows = x.shape[0]
+        if cos is not self._angles[0] or sin is not self._angles[1] or self._angles[2] != (rows, block.size // 2):
+            _check_angles(cos, sin, (rows, block.size // 2))
+            self._angles = cos, sin, (rows, block.size // 2)
+        x = x if x.stride(0) == packed.k else x.contiguous()
+        out = torch.empty((rows, *block.shape), dtype=self.dtype)
+        threads = torch.get_num_threads()
+        _done(self._library.attention_inputs(block.address, x.data_ptr(), rows, cos.data_ptr(), sin.data_ptr(), out.data_ptr(), threads))
+        q, k, v = out.split_with_sizes(block.split, 1)  # `split` goes through Python and takes three times as long
+        return q, k, v
+
+    def _block(
+        self, packed: Packed, norms: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None], eps: float, heads: tuple[int, int]
+    ) -> Block:
+        """What `attention_inputs` needs of a layer, checked once."""
         _check_groups(packed, 1)
-        rows, (num_heads, num_kv_heads) = len(x), heads
+        num_heads, num_kv_heads = heads
         size, rest = divmod(packed.n, num_heads + 2 * num_kv_heads)
         if rest or size % 2:
             wanted = f"{num_heads} + 2 * {num_kv_heads} heads of one even size"
             raise PluginContractError(f"ops 'cpu': the projection must have {wanted}; the model gave {packed.n} outputs")
-        self._check(norm, "norm", (packed.k,))
-        _check_angles(cos, sin, (rows, size // 2))
-        for head_norm in (q_norm, k_norm):
+        self._check(norms[0], "norm", (packed.k,))
+        for head_norm in norms[1:]:
             if head_norm is not None:
                 self._check(head_norm, "norm of heads", (size,))
-        x = x if x.stride(0) == packed.k else x.contiguous()
-        out = torch.empty(rows, num_heads + 2 * num_kv_heads, size, dtype=self.dtype)
-        _done(
-            self._library.attention_inputs(
-                packed.address,
-                x.data_ptr(),
-                rows,
-                norm.data_ptr(),
-                eps,
-                0 if q_norm is None else q_norm.data_ptr(),
-                0 if k_norm is None else k_norm.data_ptr(),
-                cos.data_ptr(),
-                sin.data_ptr(),
-                num_heads,
-                num_kv_heads,
-                size,
-                out.data_ptr(),
-                torch.get_num_threads(),
-            )
-        )
-        q, k, v = out.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-        return q, k, v
+        return Block(packed, norms, eps, heads, size)
 
     def gated_mlp(self, x: torch.Tensor, gate_up: Packed, down: Packed, *, norm: torch.Tensor, eps: float) -> torch.Tensor:
         self._check(x, "x", (None, gate_up.k))
@@ -202,7 +202,7 @@ class CpuOps(Ops):
             raise PluginContractError(f"ops 'cpu': {wanted}; the model gave [{down.n}, {down.k}]")
         x = x if x.stride(0) == gate_up.k else x.contiguous()
         threads = torch.get_num_threads()
-        _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), len(x), norm.data_ptr(), eps, threads))
+        _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), x.shape[0], norm.data_ptr(), eps, threads))
         return x
 
     def _check(self, tensor: torch.Tensor, name: str, shape: tuple[int | None, ...]) -> None:

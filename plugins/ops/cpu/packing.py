@@ -7,7 +7,7 @@ from ctypes import c_int64
 
 import torch
 
-from octavo.core.native import Library, PackedLinear
+from octavo.core.native import BlockInputs, Library, PackedLinear
 from octavo.core.native.library import QUANTIZATIONS, TYPES
 from octavo.core.quantization import Quantization, QuantizedWeight, quantize
 
@@ -47,8 +47,10 @@ class Arena:
 class Packed:
     """Linears [n, k] of which `groups` are computed together, with the struct that the library reads.
 
-    `address` is that struct's; `n` are the outputs of a group.
+    `address` is that struct's; `n` are the outputs of a group. `block`: kept here by the ops, of a layer that begins with this projection.
     """
+
+    block: Block | None = None
 
     def __init__(
         self,
@@ -97,3 +99,26 @@ class Packed:
     def num_bytes(self) -> int:
         """Bytes of panels and bias."""
         return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class Block:
+    """A layer's projection to q, k and v with what comes before and after it, and the struct that the library reads, at `address`.
+
+    Made once a layer: checking and converting it anew took a third of a call.
+    """
+
+    def __init__(
+        self,
+        packed: Packed,
+        norms: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
+        eps: float,
+        heads: tuple[int, int],
+        size: int,
+    ) -> None:
+        """`norms`: of the input, of heads of q and of k; `heads`: of q and of k, each of `size`."""
+        self.made_of, self.eps, self.heads, self.size = norms, eps, heads, size
+        self.split = [heads[0], heads[1], heads[1]]
+        self.shape = sum(self.split), size  # of a token's q, k and v
+        addresses = (0 if norm is None else norm.data_ptr() for norm in norms)
+        self._struct = BlockInputs(packed.address, *addresses, *heads, size, eps)
+        self.address = ctypes.addressof(self._struct)

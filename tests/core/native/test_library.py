@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from octavo.core.errors import ConfigError
+from octavo.core.assembly import load_model
+from octavo.core.errors import ConfigError, IncompatibleStackError
 from octavo.core.native import absence, library, load
 from octavo.core.native.library import LEVELS, Library, levels
-from octavo.core.native.presence import path
+from octavo.core.native.presence import missing, path
+from octavo.core.settings.config import load_config
+from octavo.core.settings.resolve import resolve
+from tests.matrix.stacks import REGISTRY
+from tests.models import tiny
 
 built = pytest.mark.skipif(absence() is not None, reason="built without a compiler")
 
@@ -56,7 +64,8 @@ def test_a_broken_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a library")
     monkeypatch.setenv("OCTAVO_NATIVE_LIBRARY", str(broken))
-    assert absence() is None
+    assert missing() is None
+    assert "needs the native library, but the native library" in (absence() or "")  # torch is in the process: it was tried
     with pytest.raises(ConfigError, match=r'broken.so cannot be loaded: .*Build it on this machine .*ops.plugin = "torch"'):
         load()
 
@@ -67,6 +76,82 @@ def test_a_library_of_other_sources_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(library._SIGNATURES, "later", [])
     with pytest.raises(ConfigError, match=r"has no later: it was built from other sources\. Install Octavo again"):
         Library(library._loaded(str(path())), "plain")
+
+
+@built
+def test_a_library_of_older_sources_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say, an editable install whose sources have changed since: its functions may expect other arguments."""
+    library._loaded.cache_clear()
+    monkeypatch.setattr(library, "sources_abi", lambda: 1)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"was built from other sources than those in .*: install Octavo again, so that it is built anew"
+        ):
+            load()
+        assert "built from other sources" in (absence() or "")
+    finally:
+        library._loaded.cache_clear()
+
+
+@built
+def test_without_sources_there_is_nothing_to_compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An installed wheel has none: they came with their library."""
+    assert library.sources_abi() is not None
+    monkeypatch.setattr(library, "_SOURCES", tmp_path)
+    assert library.sources_abi() is None
+
+
+def test_auto_goes_without_a_broken_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a message; naming what needs it is refused."""
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setenv("OCTAVO_NATIVE_LIBRARY", str(broken))
+    config = load_config(REGISTRY, environ={}, overrides={"model": {"source": str(tiny("llama_gqa"))}})
+    told: list[str] = []
+    monkeypatch.setattr("octavo.core.assembly.logger.warning", lambda text, *words: told.append(text % words))
+    model = load_model(REGISTRY, config)
+    names = resolve(REGISTRY, config, model=model.choice, shape=model.shape, facts=model.facts).stack.names
+    assert (names["ops"], names["kernel"]) == ("torch", "sdpa")
+    [sentence] = told
+    assert sentence.startswith("auto goes without kernel 'cpu_paged' (it takes 'sdpa') and ops 'cpu' (it takes 'torch'): needs the native ")
+    for named in ({"ops": {"plugin": "cpu"}}, {"kernel": {"plugin": "cpu_paged"}}):
+        with pytest.raises(IncompatibleStackError, match=r"broken.so cannot be loaded"):
+            load_model(REGISTRY, load_config(REGISTRY, environ={}, overrides={"model": {"source": str(tiny("llama_gqa"))}, **named}))
+
+
+@built
+def test_auto_prefers_torchs_linears_to_plain_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor whose vectors the library has no code for; the kernel stays, which is faster in plain code too."""
+    monkeypatch.setenv("OCTAVO_NATIVE_LEVEL", "plain")
+    config = load_config(REGISTRY, environ={}, overrides={"model": {"source": str(tiny("llama_gqa"))}})
+    model = load_model(REGISTRY, config)
+    names = resolve(REGISTRY, config, model=model.choice, shape=model.shape, facts=model.facts).stack.names
+    assert (names["ops"], names["kernel"]) == ("torch", "cpu_paged")
+
+
+@built
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists() or platform.machine() != "x86_64", reason="there is no list of what Linux sees")
+def test_levels_are_those_that_linux_sees() -> None:
+    """Linux lists what the processor has and it saves the registers of."""
+    flags = set(next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split())
+    needed = {
+        "plain": set(),
+        "avx2": {"avx2", "fma", "f16c"},
+        "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+        "avx512_bf16": {"avx512_bf16"},
+    }
+    assert levels() == tuple(itertools.takewhile(lambda level: needed[level] <= flags, LEVELS))
+
+
+@built
+def test_a_level_that_was_left_out_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where this processor would run it: the compiler that built the library was too old for it."""
+    best, where = levels()[-1], str(path())
+    monkeypatch.setattr(library, "_has", lambda loaded, level: level != best)
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    library._library.__wrapped__(where, "plain")
+    assert f"the native library has no code for {best}, which this processor runs" in caplog.text
+    assert best not in levels()
 
 
 @built

@@ -27,6 +27,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dtype": ("float32", {"engine": {"dtype": "float32"}}),
     "kv_dtype": ("auto", {"engine": {"kv_dtype": "auto"}}),
     "device": ("cpu", {"engine": {"device": "cpu"}}),
+    "num_threads": (2, {"engine": {"num_threads": 2}}),
     "seed": (0, {"engine": {"seed": 0}}),
     "speculative_config": ({"prompt_lookup_max": 3}, {"engine": {"speculative_config": {"prompt_lookup_max": 3}}}),
     "generation_config": ("none", {"engine": {"generation_config": "none"}}),

@@ -111,6 +111,18 @@ def test_auto_says_what_it_goes_without() -> None:
     assert told(kernel="slow", ops="torch") == []
 
 
+def test_auto_takes_what_had_better_be_avoided_last() -> None:
+    """It says so; where nothing else runs, or where it was named, it is taken all the same."""
+    avoids: dict[str, Any] = {"avoids": lambda options, facts: ["slower than torch"]}
+    registry = registry_of(fake_kernel("slow"), fake_ops("fast", preference=5, **avoids), fake_ops())
+    found = resolved(registry)
+    assert found.stack.names["ops"] == "torch"
+    told = passed_over(registry, load_config(registry, environ={}), found.stack, found.facts)
+    assert told == ["auto goes without ops 'fast' (it takes 'torch'): slower than torch"]
+    assert resolved(registry, ops="fast").stack.names["ops"] == "fast"
+    assert resolved(registry_of(fake_kernel("slow"), fake_ops("fast", **avoids))).stack.names["ops"] == "fast"
+
+
 def test_auto_says_why_nothing_runs() -> None:
     """Where no built-in runs, the favourite's reasons are the error."""
     registry = registry_of(fake_kernel("gpu", needs=lambda options, facts: {"device:cuda"}), fake_ops())

@@ -169,6 +169,39 @@ def test_a_row_depends_on_nothing_but_itself(ops: CpuOps, threads: Callable[[int
         assert torch.equal(op(company)[1::2], whole[1::2]), name
 
 
+def test_long_steps_are_computed_in_slabs(ops: CpuOps, threads: Callable[[int], None]) -> None:
+    """Rows on both sides of the cuts have the bits that they have alone."""
+    threads(2)
+    x = randn(1030, 65, seed=0, dtype=ops.dtype)
+    for name, op in every_op(ops, ops.dtype).items():
+        whole = op(x)
+        assert len(whole) == 1030
+        for first, last in ((0, 3), (510, 515), (1022, 1026), (1029, 1030)):
+            assert torch.equal(op(x[first:last].contiguous()), whole[first:last]), (name, first, last)
+
+
+def test_a_projection_serves_more_than_one_layer(ops: CpuOps) -> None:
+    """What is kept of a layer is made anew for other norms, sizes of heads, and angles of another length."""
+    dtype = ops.dtype
+    x, shared = randn(3, 20, seed=0, dtype=dtype), randn(24, 20, seed=1, dtype=dtype)
+    packed, angles = ops.pack(shared), randn(3, 4, seed=2, dtype=torch.float32)
+    first, second = (randn(20, seed=seed, dtype=dtype) for seed in (3, 4))
+    heads = randn(8, seed=5, dtype=dtype)
+    calls: list[dict[str, Any]] = [
+        {"norm": first, "heads": (1, 1), "q_norm": None, "k_norm": None, "eps": 1e-5},
+        {"norm": second, "heads": (1, 1), "q_norm": None, "k_norm": None, "eps": 1e-5},
+        {"norm": second, "heads": (1, 1), "q_norm": heads, "k_norm": heads, "eps": 1e-5},
+        {"norm": second, "heads": (1, 1), "q_norm": heads, "k_norm": heads, "eps": 1.0},
+        {"norm": second, "heads": (2, 2), "q_norm": None, "k_norm": None, "eps": 1.0},
+    ]
+    for given in calls * 2:
+        half = 24 // (given["heads"][0] + 2 * given["heads"][1]) // 2
+        cos, sin = angles[:, :half].cos(), angles[:, :half].sin()
+        found = ops.attention_inputs(x, packed, cos=cos.contiguous(), sin=sin.contiguous(), **given)
+        alone = ops.attention_inputs(x, ops.pack(shared), cos=cos.contiguous(), sin=sin.contiguous(), **given)
+        assert all(map(torch.equal, found, alone))
+
+
 def test_blocks_are_their_parts(ops: CpuOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused blocks have the bits of the plain ops in a row: each part rounds what it hands on."""
     dtype = ops.dtype
