@@ -89,7 +89,8 @@ def compare(old: Figures, new: Figures, *, tolerance: float = TOLERANCE) -> Comp
         for measure in old.cells[name].values
         if measure in new.cells[name].values
     ]
-    return Comparison(changes=changes, notes=[*_doubts(old, new), *_notes(old.cells[cells[0]], new.cells[cells[0]])])
+    told = [f"of the {name} result, {note}" for name, result in (("old", old), ("new", new)) for note in result.notes]
+    return Comparison(changes=changes, notes=[*_doubts(old, new), *told, *_notes(old.cells[cells[0]], new.cells[cells[0]])])
 
 
 def _refuse_broken(old: Figures, new: Figures) -> None:

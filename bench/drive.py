@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from octavo.bench.agenda import Agenda
 from octavo.bench.interrupts import HeldInterrupts, RunInterrupted
-from octavo.bench.records import RequestRecord
+from octavo.bench.records import INTERRUPTED, RequestRecord
 from octavo.bench.work import Work
 from octavo.core.engine import Engine
 from octavo.core.errors import EngineError, EngineStuckError, RequestError
@@ -147,10 +147,14 @@ class _Run:
                 record.token_times += [now] * len(tokens)
             if output.finished:
                 del self.live[output.request_id]
-                record.num_cached_tokens, record.num_preemptions = output.num_cached_tokens, output.num_preemptions
-                if output.times is not None and output.times.first_scheduled is not None:
-                    record.first_scheduled = output.times.first_scheduled - self.zero
+                self._note(record, output)
                 self._over(record, now, piece.finish_reason or "", piece.error or "")
+
+    def _note(self, record: RequestRecord, output: RequestOutput) -> None:
+        """What the engine says of a request that is over."""
+        record.num_cached_tokens, record.num_preemptions = output.num_cached_tokens, output.num_preemptions
+        if output.times is not None and output.times.first_scheduled is not None:
+            record.first_scheduled = output.times.first_scheduled - self.zero
 
     def _over(self, record: RequestRecord, now: float, reason: str, error: str) -> None:
         record.ended, record.finish_reason, record.error = now, reason, error
@@ -166,8 +170,10 @@ class _Run:
         now = self.engine.clock.now() - self.zero
         for request_id, record in self.live.items():
             self.engine.abort(request_id)
-            self.engine.discard(request_id)
-            record.ended, record.finish_reason, record.error = now, "abort", "interrupted by Ctrl-C"
+            record.ended, record.finish_reason, record.error = now, "abort", INTERRUPTED
+        for output in self.engine.answers.drain():
+            if output.finished and (aborted := self.live.get(output.request_id)) is not None:
+                self._note(aborted, output)
         self.live.clear()
 
 

@@ -49,6 +49,7 @@ class Figures:
     cells: dict[str, CellFigures]
     problems: list[str] = field(default_factory=list)  # self-checks that failed: figures that contradict each other
     doubts: list[str] = field(default_factory=list)  # those of them that a busy machine can fail
+    notes: list[str] = field(default_factory=list)  # how it was measured, where that is unlike others: in several parts
     schema_version: int = SCHEMA_VERSION
 
     def save(self, path: str | Path) -> None:
@@ -90,7 +91,8 @@ def of_runs(runs: Sequence[Run]) -> Figures:
     for run in runs:
         if run.settings != runs[0].settings:
             raise ResultError(f"the runs are not repeats of each other: one was sent with {runs[0].settings}, another with {run.settings}")
-    return Figures(cells={RUN: _cell(runs, tokens_hold=True)}, problems=problems, doubts=doubts)
+    notes = [f"the run with seed {run.work.seed} was measured in {len(run.parts)} parts" for run in runs if run.parts]
+    return Figures(cells={RUN: _cell(runs, tokens_hold=True)}, problems=problems, doubts=doubts, notes=notes)
 
 
 def of_ablation(result: AblationResult) -> Figures:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from octavo.bench.work import Work
 
+INTERRUPTED = "interrupted by Ctrl-C"
+"""The error of a request that was under way when its run was stopped."""
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
@@ -28,12 +31,19 @@ class RequestRecord:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     token_ids: list[int] = field(default_factory=list)  # where they are known
+    status: int = 0  # of the HTTP answer; 0: there is none
+    num_retries: int = 0  # times it was sent again, since a server hung up on an idle connection
     num_counted: int | None = None  # output tokens as a server counts them, where their times are those of events only
 
     @property
     def succeeded(self) -> bool:
         """It has its answer."""
         return self.finish_reason in ("length", "stop") and not self.error
+
+    @property
+    def cut_short(self) -> bool:
+        """It was under way when its run was stopped: nothing is known of what it would have come to."""
+        return self.error == INTERRUPTED
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """`Run`: all that is known of one run, as a folder of JSON that anybody can read.
 
-    run.json         what it was measured with, how it was loaded, whether it came to its end
+    run.json         what it was measured with, how it was loaded, whether it came to its end, and in how many parts
     work.jsonl       what was asked for, an item a line
     requests.jsonl   what each request saw
     steps.jsonl      what each step of the engine did; empty where the engine is out of sight, behind HTTP
@@ -22,7 +22,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from octavo.bench.accounting import KVAccount, account
-from octavo.bench.identity import Identity
+from octavo.bench.identity import Identity, ServerIdentity
 from octavo.bench.memory_table import MemoryTable
 from octavo.bench.records import RequestRecord
 from octavo.bench.schema import migrated
@@ -30,7 +30,7 @@ from octavo.bench.step_log import StepLine
 from octavo.bench.work import Item, Work
 from octavo.core.errors import ResultError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 HEADER, WORK, REQUESTS, STEPS = "run.json", "work.jsonl", "requests.jsonl", "steps.jsonl"
 
 
@@ -44,7 +44,23 @@ class Stored:
     steps: list[dict[str, Any]]
 
 
-MIGRATIONS: dict[int, Callable[[Stored], Stored]] = {}
+def _in_one_piece(stored: Stored) -> Stored:
+    """Version 1 knew no run in several parts, nothing of servers, and not with which arguments a run was begun."""
+    added: dict[str, Any] = {"parts": [], "server": None, "counted": {}, "arguments": {}}
+    return Stored(added | stored.header, stored.work, stored.requests, stored.steps)
+
+
+MIGRATIONS: dict[int, Callable[[Stored], Stored]] = {1: _in_one_piece}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Of a run that was stopped and gone on with. The run's clock stands still between two parts."""
+
+    start: float  # seconds on the run's clock
+    first_step: int  # its place among the run's steps
+    date: str = ""  # UTC, ISO 8601
+    cut_short: tuple[RequestRecord, ...] = ()  # requests that were under way when it was stopped; the next part asked them again
 
 
 @dataclass(kw_only=True)
@@ -59,6 +75,10 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)  # how it was sent: rate, concurrency, time-outs, to be printed
     complete: bool = True
     stopped_by: str = ""  # why it is not complete
+    server: ServerIdentity | None = None  # of a run over HTTP
+    counted: dict[str, int | None] = field(default_factory=dict)  # what a server counted of itself meanwhile; None: it does not say
+    parts: list[Part] = field(default_factory=list)  # of a run that was stopped and gone on with; empty: it is of one piece
+    arguments: dict[str, Any] = field(default_factory=dict)  # that it was begun with, to go on with the same; no secrets
 
     @property
     def duration(self) -> float:
@@ -110,6 +130,10 @@ class Run:
             "work": {"name": self.work.name, "seed": self.work.seed, "made_from": self.work.made_from},
             "identity": _IDENTITY.dump_python(self.identity, mode="json"),
             "memory": _MEMORY.dump_python(self.memory, mode="json"),
+            "server": _SERVER.dump_python(self.server, mode="json"),
+            "counted": self.counted,
+            "parts": _PARTS.dump_python(self.parts, mode="json"),
+            "arguments": self.arguments,
         }
 
     @classmethod
@@ -131,6 +155,10 @@ class Run:
                 settings=header["settings"],
                 complete=header["complete"],
                 stopped_by=header["stopped_by"],
+                server=_SERVER.validate_python(header["server"]),
+                counted=header["counted"],
+                parts=_PARTS.validate_python(header["parts"]),
+                arguments=header["arguments"],
             )
         except ValidationError as error:
             raise ResultError(f"{folder / HEADER} is damaged: {_first(error)}") from error
@@ -209,3 +237,5 @@ _RECORD: TypeAdapter[Any] = TypeAdapter(RequestRecord)
 _STEP: TypeAdapter[Any] = TypeAdapter(StepLine)
 _IDENTITY = TypeAdapter(Identity | None)
 _MEMORY = TypeAdapter(MemoryTable | None)
+_SERVER = TypeAdapter(ServerIdentity | None)
+_PARTS = TypeAdapter(list[Part])

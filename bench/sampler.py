@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from octavo.bench.processor import cpu_name
 from octavo.core.plan import Chunk
+from octavo.core.processor import cpu_name
 from octavo.core.request import Request
 from octavo.core.row_requests import row_requests
 from octavo.core.sampler import Sampler

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from octavo.bench.contradictions import PERCENTILES, SECTIONS, contradiction
 from octavo.bench.metrics import measure
+from octavo.bench.parts import apart
 from octavo.bench.runs import Run
 from octavo.bench.serving_table import as_json
 from octavo.bench.step_log import StepLine
@@ -39,8 +40,14 @@ class Problem:
 
 
 def failed_checks(run: Run) -> list[Problem]:
-    """All that does not hold in this run."""
-    return [Problem(name, text) for name, check in CHECKS.items() if (text := check(run)) is not None]
+    """All that does not hold in this run; where it was stopped and gone on with, in each part by its own clock, and in the whole table."""
+    found = []
+    for number, part in enumerate(parts := apart(run), 1):
+        where = f"part {number}: " if len(parts) > 1 else ""
+        found += [Problem(name, where + text) for name, check in CHECKS.items() if (text := check(part)) is not None]
+    if len(parts) > 1 and (text := table_does_not_contradict_itself(run)) is not None:
+        found.append(Problem("the table agrees with itself", text))
+    return found
 
 
 # ------------------------------------------------------------------------- memory
@@ -123,7 +130,7 @@ def littles_law(run: Run) -> str | None:
     Not of a run with few requests or much time between steps, where the two are not the same mean.
     """
     inside = [record for record in run.records if record.finish_reason != "refused" and record.ended > record.sent]
-    if not run.steps or not run.complete or len(inside) < 8:
+    if not run.steps or len(inside) < 8:
         return None
     start, end = min(record.sent for record in inside), max(record.ended for record in inside)
     by_requests = sum(record.ended - record.sent for record in inside) / (end - start)

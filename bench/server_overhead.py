@@ -23,7 +23,7 @@ from octavo.bench.load.client import Record, run
 from octavo.bench.load.http1 import connect, post
 from octavo.bench.load.process import ServerProcess
 from octavo.bench.load.workload import Lengths, completion, token_prompts
-from octavo.bench.processor import cpu_name
+from octavo.core.processor import cpu_name
 
 ARMS = ("offline", "whole", "streamed")
 TARGETS = {"whole": 0.95, "streamed": 0.88}

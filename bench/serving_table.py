@@ -34,8 +34,12 @@ def serving_table(
     settings: Sequence[tuple[str, str]] = (),
     sections: Sequence[str] = DEFAULT_SECTIONS,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
+    stability: Mapping[str, str] | None = None,
 ) -> str:
-    """Lines without a newline at the end. `settings` are further lines, of the run itself. Raises KeyError for an unknown section."""
+    """Lines without a newline at the end. `settings` are further lines, of the run itself; `stability` has a section of its own.
+
+    Raises KeyError for an unknown section.
+    """
     lines = [f" {title} ".center(WIDTH, "=")]
     lines.append(_line("Successful requests:", str(metrics.succeeded)))
     if failed := metrics.requests - metrics.succeeded:
@@ -52,6 +56,8 @@ def serving_table(
     ]
     for section in sections:
         lines += _section(section, metrics, percentiles)
+    if stability:
+        lines += ["Stability".center(WIDTH, "-"), *(_line(f"{name[0].upper()}{name[1:]}:", value) for name, value in stability.items())]
     lines.append("=" * WIDTH)
     return "\n".join(lines)
 

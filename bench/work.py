@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -51,3 +51,10 @@ class Work:
         """sha256 of the items, in hex: two runs with the same one asked for the same."""
         items = json.dumps([{name: getattr(item, name) for name in _NAMES} for item in self.items], separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(items.encode()).hexdigest()
+
+
+def prompt_of(work: Work, index: int, answers: Mapping[int, Sequence[int]]) -> list[int]:
+    """The whole prompt of an item: that of the turn before, its answer, and the new tokens. Raises KeyError without that answer."""
+    item = work.items[index]
+    before = [] if item.after is None else [*prompt_of(work, item.after, answers), *answers[item.after]]
+    return [*before, *item.prompt]

@@ -35,7 +35,7 @@ def num_draws(chunk: Chunk) -> int:
     request = chunk.sequence.request
     if not chunk.samples or request.beam_width:
         return 0
-    return request.width if request.samples_jointly else 1 + len(chunk.drafts)
+    return request.width if request.width > 1 and request.samples_jointly else 1 + len(chunk.drafts)
 
 
 def chunk_of_row(chunks: Seq[Chunk], row: int) -> int:

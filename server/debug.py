@@ -1,4 +1,6 @@
-"""GET /debug/kv and /debug/flight: what the KV pool holds, and the last steps. Read-only; lengths, ids and hashes, never a text.
+"""GET /debug/kv, /debug/flight and /debug/engine: what the KV pool holds, the last steps, what the engine is made of.
+
+Read-only; lengths, ids and hashes, never a text.
 
 Must not know: allocators, schedulers.
 """
@@ -15,6 +17,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from octavo.core.description import Description, describe
 from octavo.core.engine import Engine
 from octavo.core.errors import EngineError
 from octavo.core.kv import BlockState, KVUsage
@@ -108,6 +111,12 @@ async def debug_kv(request: Request) -> Response:
         "free": free_runs(states, kv.capacity),
     }
     return Response(json.dumps(pool), media_type="application/json")
+
+
+@router.get("/debug/engine")
+async def debug_engine(request: Request) -> Description:
+    """Versions, model and revision, types, plugins with their options, pool, device and machine: what a measurement is of."""
+    return await asyncio.to_thread(describe, served(request).llm.built)
 
 
 @router.get("/debug/flight", response_model=Flight)

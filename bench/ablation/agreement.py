@@ -14,7 +14,7 @@ from typing import Protocol, Self, TypeVar
 
 from octavo.bench.ablation.forcing import Scores
 from octavo.bench.records import RequestRecord
-from octavo.bench.work import Work
+from octavo.bench.work import Work, prompt_of
 
 TIE = 1e-4  # distance of logits
 MARGIN = 2.0  # standard errors by which a rate may be above the one it must not exceed
@@ -54,6 +54,8 @@ class Agreement:
     equal: int
     divergences: tuple[Divergence, ...] = ()
     left_out: int = 0  # answers of which one side has none, or that go on from an answer that differs
+    lost: int = 0  # of these, answered by the parent, and not here
+    parent_lost: int = 0  # and the other way round
 
     @property
     def ties(self) -> int:
@@ -61,9 +63,19 @@ class Agreement:
         return sum(one.is_tie for one in self.divergences)
 
     @property
+    def missing(self) -> str:
+        """What keeps it from being complete: an answer that one side alone has is neither the same nor another. Empty if nothing."""
+        return missing(self.lost, self.parent_lost)
+
+    @property
+    def agrees(self) -> bool:
+        """Of the answers that could be compared none differs but by a tie. False where nobody answered."""
+        return self.ties == len(self.divergences) and (self.compared > 0 or bool(self.missing))
+
+    @property
     def holds(self) -> bool:
-        """No answer differs but by a tie, and there are answers."""
-        return self.compared > 0 and self.ties == len(self.divergences)
+        """It agrees, and it is complete."""
+        return self.agrees and not self.missing
 
     def joined(self, other: Agreement) -> Agreement:
         """Of both, two repeats for example."""
@@ -72,14 +84,23 @@ class Agreement:
             equal=self.equal + other.equal,
             divergences=self.divergences + other.divergences,
             left_out=self.left_out + other.left_out,
+            lost=self.lost + other.lost,
+            parent_lost=self.parent_lost + other.parent_lost,
         )
 
     def __str__(self) -> str:
+        incomplete = f", INCOMPLETE: {self.missing}" if self.missing else ""
         if not self.compared:
-            return "nothing to compare"
+            return f"nothing to compare{incomplete}"
         ties = f", {self.ties} tied" if self.ties else ""
         left_out = f", {self.left_out} not compared" if self.left_out else ""
-        return f"{self.equal + self.ties}/{self.compared} the same{ties}{left_out}"
+        return f"{self.equal + self.ties}/{self.compared} the same{ties}{left_out}{incomplete}"
+
+
+def missing(lost: int, parent_lost: int) -> str:
+    """In words: answers that one side alone has."""
+    words = [(lost, "failed here and not by the parent"), (parent_lost, "failed by the parent and not here")]
+    return ", ".join(f"{count} request{'s' * (count > 1)} {which}" for count, which in words if count)
 
 
 def compare(work: Work, parent: Sequence[RequestRecord], cell: Sequence[RequestRecord], *, distance: Distance) -> Agreement:
@@ -106,15 +127,13 @@ def compare(work: Work, parent: Sequence[RequestRecord], cell: Sequence[RequestR
             apart, tokens = math.inf, (-1, -1)
         divergences.append(Divergence(index=index, seed=work.seed, position=position, expected=tokens[0], got=tokens[1], distance=apart))
     return Agreement(
-        compared=compared, equal=compared - len(divergences), divergences=tuple(divergences), left_out=len(work.items) - compared
+        compared=compared,
+        equal=compared - len(divergences),
+        divergences=tuple(divergences),
+        left_out=len(work.items) - compared,
+        lost=len(expected.keys() - answers.keys()),
+        parent_lost=len(answers.keys() - expected.keys()),
     )
-
-
-def prompt_of(work: Work, index: int, answers: dict[int, list[int]]) -> list[int]:
-    """The whole prompt of an item: that of the turn before, its answer, and the new tokens."""
-    item = work.items[index]
-    before = [] if item.after is None else [*prompt_of(work, item.after, answers), *answers[item.after]]
-    return [*before, *item.prompt]
 
 
 def _answers(records: Sequence[RequestRecord]) -> dict[int, list[int]]:
@@ -167,6 +186,8 @@ class Lossy:
     perplexity: float  # of the parent's answers in the first repeat, by this cell
     parent_perplexity: float
     left_out: int = 0  # answers that are missing since their requests failed
+    lost: int = 0  # of these, answered by the parent
+    parent_lost: int = 0  # answers of which the parent's are missing
 
     def joined(self, later: Lossy) -> Lossy:
         """With a later repeat, in which no perplexity is computed."""
@@ -177,12 +198,24 @@ class Lossy:
             same_answers=self.same_answers + later.same_answers,
             answers=self.answers + later.answers,
             left_out=self.left_out + later.left_out,
+            lost=self.lost + later.lost,
+            parent_lost=self.parent_lost + later.parent_lost,
         )
 
     @property
+    def missing(self) -> str:
+        """As of an Agreement."""
+        return missing(self.lost, self.parent_lost)
+
+    @property
+    def agrees(self) -> bool:
+        """As near to the fp32 reference as the naive kernel in the same type. Where all answers are lost, nothing differs."""
+        return self.rounding.within(self.naive) or bool(self.lost and not self.rounding.tokens)
+
+    @property
     def holds(self) -> bool:
-        """As near to the fp32 reference as the naive kernel in the same type."""
-        return self.rounding.within(self.naive)
+        """It agrees, and each side has the answers that the other has."""
+        return self.agrees and not self.missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +226,23 @@ class Outputs:
     lossy: Lossy | None = None
 
     @property
+    def _parts(self) -> list[Agreement | Lossy]:
+        return [part for part in (self.exact, self.lossy) if part is not None]
+
+    @property
     def hold(self) -> bool:
         """Both that apply do, and one does."""
-        found = [part.holds for part in (self.exact, self.lossy) if part is not None]
-        return bool(found) and all(found)
+        return bool(self._parts) and all(part.holds for part in self._parts)
+
+    @property
+    def agree(self) -> bool:
+        """No token differs of those that could be compared; answers may be missing."""
+        return bool(self._parts) and all(part.agrees for part in self._parts)
+
+    @property
+    def missing(self) -> str:
+        """What keeps the comparison from being complete; empty if nothing."""
+        return next((part.missing for part in self._parts if part.missing), "")
 
     def joined(self, later: Outputs) -> Outputs:
         """With what a later repeat showed."""
@@ -211,9 +257,10 @@ class Outputs:
         if self.lossy is not None:
             lossy = self.lossy
             lines.append(f"16 bits: {lossy.rounding}; allowed is what the naive kernel does itself: {lossy.naive}")
-            missing = f", {lossy.left_out} not compared" if lossy.left_out else ""
+            left_out = f", {lossy.left_out} not compared" if lossy.left_out else ""
+            left_out += f", INCOMPLETE: {lossy.missing}" if lossy.missing else ""
             lines.append(
-                f"  {lossy.same_answers} of {lossy.answers} answers equal the parent's{missing}; "
+                f"  {lossy.same_answers} of {lossy.answers} answers equal the parent's{left_out}; "
                 f"perplexity of the parent's answers {lossy.perplexity:.4f}, by the parent itself {lossy.parent_perplexity:.4f}"
             )
         return lines

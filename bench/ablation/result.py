@@ -111,6 +111,11 @@ class AblationResult:
     @property
     def tokens_agree(self) -> bool:
         """No cell gave other tokens than its parent, as far as they were compared."""
+        return all(outputs.agree for cells in self.outputs.values() for outputs in cells.values())
+
+    @property
+    def tokens_hold(self) -> bool:
+        """And of no cell an answer is missing that its parent has, or the other way round."""
         return all(outputs.hold for cells in self.outputs.values() for outputs in cells.values())
 
     def failed_checks(self, *, of_time: bool) -> dict[str, list[str]]:
@@ -152,7 +157,7 @@ class AblationResult:
 
     def _compare(self, scenario: str, cell: CellInfo, measure: Measure, noise: tuple[Interval | None, str]) -> Comparison:
         parent, (floor, no_floor) = str(cell.parent), noise
-        interval, problem = None, "its tokens are not the parent's" if self._is_compared(scenario, cell.name) else NOT_YET
+        interval, problem = None, self._why_not(scenario, cell.name) if self._is_compared(scenario, cell.name) else NOT_YET
         if self.holds(scenario, cell.name):
             interval, problem = self._interval(scenario, cell.name, parent, measure)
         if interval is not None and floor is None:
@@ -170,6 +175,13 @@ class AblationResult:
             verdict=found,
             problem=problem,
         )
+
+    def _why_not(self, scenario: str, cell: str) -> str:
+        """Of a cell that was compared, why its outputs or an ancestor's are not what they must be."""
+        found, parent = self.outputs[scenario][cell], self.cell(scenario, cell).parent
+        if found.hold and parent is not None:
+            return self._why_not(scenario, parent)
+        return f"tokens cannot be compared: {found.missing}" if found.agree else "its tokens are not the parent's"
 
     def _interval(self, scenario: str, cell: str, parent: str, measure: Measure) -> tuple[Interval | None, str]:
         """Over the repeats that both have."""

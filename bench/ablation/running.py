@@ -26,7 +26,7 @@ from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.ablation.verification import Verifier
 from octavo.bench.ablation.works import scenario_work
 from octavo.bench.drive import drive
-from octavo.bench.identity import identify
+from octavo.bench.identity import differences, identify
 from octavo.bench.memory_table import full_step
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
@@ -92,12 +92,7 @@ class _Ablation:
             return
         with self.engines.open(self.cells[scenario][0].config) as built:
             now = identify(built, work)
-        changed = [
-            f"{name}: {getattr(before, name)!r} then, {getattr(now, name)!r} now"
-            for name in SAME
-            if getattr(before, name) != getattr(now, name)
-        ]
-        if changed:
+        if changed := differences(before, now, SAME):
             raise ResultError(f"{self.folder} was begun with something else, and cannot go on here: {'; '.join(changed)}")
 
     def run(self) -> bool:
@@ -110,7 +105,7 @@ class _Ablation:
                     self._cell(scenario, by_name[name], repeat, work)
                 self._verify(scenario, repeat, work)
                 self.result.save(self.folder)
-            if not all(outputs.hold for found in self.found.values() for outputs in found.values()):
+            if not all(outputs.agree for found in self.found.values() for outputs in found.values()):
                 return False
         for scenario, cells in self.cells.items():
             for cell in cells:
@@ -217,7 +212,7 @@ class _Ablation:
             known[name] = known[name].joined(outputs) if name in known else outputs
         compared.append(repeat)
         # What an earlier start has compared stands until as much is compared anew, or something differs.
-        if set(self.result.compared.get(scenario, ())) <= set(compared) or not all(outputs.hold for outputs in known.values()):
+        if set(self.result.compared.get(scenario, ())) <= set(compared) or not all(outputs.agree for outputs in known.values()):
             self.result.outputs[scenario], self.result.compared[scenario] = dict(known), list(compared)
 
 

@@ -10,11 +10,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from statistics import median
 
 from octavo.bench.distribution import Distribution
 from octavo.bench.metrics import LATENCIES, Metrics, by_class, by_prompt_length, measure
 from octavo.bench.runs import Run
+from octavo.bench.stability import Stability, stability
 from octavo.bench.step_log import StepLine
 
 PERCENTILES = (50, 95, 99)
@@ -61,6 +63,7 @@ class CellSummary:
     kv_shares: dict[str, float]  # of the pool over time, percent: token states, reserved, internal, external, cached, free
     kv_saved: float  # of the slots that live sequences would hold if they shared none, the share that they do not
     step_shares: dict[str, float]  # of the steps' time: schedule, inputs, forward, sample, apply
+    stability: Stability  # sums of the repeats, and the concurrency that was stable in all of them
     gaps_with_prefill: float  # share of the gaps between an answer's tokens in which a prompt was computed
 
 
@@ -90,6 +93,7 @@ def summarise(runs: Sequence[Run]) -> CellSummary:
         kv_shares=_mean([asdict(one.shares) for one in accounts]),
         kv_saved=sum(one.share_saved for one in accounts) / len(accounts) if accounts else 0.0,
         step_shares={name: sum(line.seconds.get(name, 0.0) for line in steps) / total_s for name in sorted(parts)} if total_s else {},
+        stability=reduce(Stability.joined, map(stability, runs)),
         gaps_with_prefill=gaps_with_prefill(runs),
     )
 

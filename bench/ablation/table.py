@@ -14,6 +14,7 @@ from octavo.bench.ablation.result import AblationResult, CellInfo, Comparison
 from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import CellSummary, Speed, summarise
 from octavo.bench.runs import Run
+from octavo.bench.stability import NAMES, in_words
 
 UNKNOWN = "-"
 GIB = 1 << 30
@@ -57,6 +58,8 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     figures = {cell.name: summarise(runs) for cell in cells if (runs := result.of(scenario, cell.name))}
     lines += [*table(FIGURES, [_figures(result, scenario, cell, figures[cell.name]) for cell in cells if cell.name in figures]), ""]
     lines += [*table(RATIOS, [_ratio(one) for one in result.comparisons(scenario)]), ""]
+    stable = [[cell.name, *in_words(figures[cell.name].stability).values()] for cell in cells if cell.name in figures]
+    lines += [*table(["cell", *NAMES.values()], stable), ""]
     lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
     lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name)))]), ""]
     known = result.breakdowns.get(scenario, {})

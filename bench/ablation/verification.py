@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
-from octavo.bench.ablation.agreement import Agreement, Divergence, Lossy, Outputs, Rounding, compare, prompt_of
+from octavo.bench.ablation.agreement import Agreement, Divergence, Lossy, Outputs, Rounding, compare
 from octavo.bench.ablation.cells import Cell
 from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.forcing import Scores, perplexity, score
 from octavo.bench.drive import drive
 from octavo.bench.records import RequestRecord
-from octavo.bench.work import Work
+from octavo.bench.work import Work, prompt_of
 from octavo.core.errors import ConfigError
 from octavo.core.settings.config import EngineConfig
 from octavo.core.stack import Choice
@@ -136,12 +136,15 @@ class Verifier:
         answers = {record.index: record.token_ids for record in measured[cell.parent or name] if record.succeeded}
         self._say(f"{name} by the fp32 reference")
         answered = [record for record in records if record.succeeded]
+        here = {record.index for record in answered}
         return Lossy(
             rounding=Rounding.of(self._scored(work, records)),
             naive=naive or self._naive(cell.config, work, (None,)),
             same_answers=sum(answers.get(record.index) == record.token_ids for record in answered),
             answers=len(answered),
             left_out=len(records) - len(answered),
+            lost=len(answers.keys() - here),
+            parent_lost=len(here - answers.keys()),
             perplexity=math.nan,
             parent_perplexity=math.nan,
         )

@@ -16,7 +16,7 @@ TIMEOUTS = (408, 504)
 
 def fill(record: RequestRecord, answer: Record, *, zero: float) -> RequestRecord:
     """Put into the record what the answer says; `zero` is the run's start on the client's clock. Doing it twice changes nothing."""
-    record.token_times, record.token_ids = [], []
+    record.token_times, record.token_ids, record.status = [], [], answer.answer.status
     try:
         _read(record, answer, zero)
         record.error = answer.error or ("" if answer.streamed else "an answer in one piece, though a stream was asked for")
@@ -45,7 +45,7 @@ def _read(record: RequestRecord, answer: Record, zero: float) -> None:
             if ids := choice.get("token_ids"):
                 record.token_ids += ids
                 record.token_times += [when - zero] * len(ids)
-            if choice.get("text"):
+            if choice.get("text") or (choice.get("delta") or {}).get("content"):
                 events.append(when - zero)
             if choice.get("finish_reason"):
                 record.finish_reason = str(choice["finish_reason"])

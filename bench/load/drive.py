@@ -15,13 +15,15 @@ from octavo.bench.interrupts import RunInterrupted
 from octavo.bench.load.answers import fill, text_of
 from octavo.bench.load.client import Record, send
 from octavo.bench.load.http1 import Answer, Connection
-from octavo.bench.load.target import Decode, Target
+from octavo.bench.load.target import Decode, Target, TargetError
 from octavo.bench.load.workload import Ask
-from octavo.bench.records import RequestRecord
+from octavo.bench.records import INTERRUPTED, RequestRecord
 from octavo.bench.work import Work
 
 Progress = Callable[[RequestRecord], object]
 NOTHING = Ask({})  # what was asked is in the work
+Said = tuple[int, ...] | tuple[str, ...] | str
+"""Token ids, a text, or the messages of a chat."""
 
 
 def drive_http(
@@ -37,10 +39,10 @@ def drive_http(
 
     Without `concurrency` items are sent at their `at` (open loop), with it so many at once (closed loop). Whatever goes wrong is a record.
     `progress` is told of each request that is over, before its answer was read. `decode` is needed where the target takes no ids.
-    Raises RunInterrupted after Ctrl-C, with the records so far; ValueError for a target that takes text and no `decode`.
+    Raises RunInterrupted after Ctrl-C, with the records so far; TargetError for a target that needs text and no `decode`.
     """
-    if decode is None and not target.takes_ids:
-        raise ValueError("the target takes text: decode must make it")
+    if decode is None and _needs_text(target, work):
+        raise TargetError(f"{target.url} takes text or gives no token ids to go on from: a tokenizer must make text (--tokenizer SOURCE)")
     run = _HttpRun(target, work, Agenda(work, concurrency=concurrency), timeout_s=timeout_s, progress=progress, decode=decode)
     asyncio.run(run.run())
     records = [run.records[index] for index in sorted(run.records)]
@@ -50,6 +52,11 @@ def drive_http(
     if run.interrupted:
         raise RunInterrupted(records)
     return records
+
+
+def _needs_text(target: Target, work: Work) -> bool:
+    """A prompt cannot be sent as ids, or a later turn's be made of them."""
+    return target.is_chat or not target.takes_ids or (not target.gives_ids and any(item.after is not None for item in work.items))
 
 
 class _HttpRun:
@@ -62,10 +69,10 @@ class _HttpRun:
         self.timeout_s = timeout_s
         self.progress = progress
         self.decode = decode
-        self.as_text = not (target.takes_ids and (target.gives_ids or all(item.after is None for item in work.items)))
+        self.as_text = _needs_text(target, work)
         self.records: dict[int, RequestRecord] = {}
         self.answers: dict[int, Record] = {}
-        self.contexts: dict[int, tuple[int, ...] | str] = {}  # of items that a later turn follows: prompt and answer
+        self.contexts: dict[int, Said] = {}  # of items that a later turn follows: prompt and answer
         self.idle: list[Connection] = []
         self.live: dict[int, asyncio.Task[None]] = {}
         self.changed = asyncio.Event()
@@ -102,18 +109,18 @@ class _HttpRun:
     def _now(self) -> float:
         return time.perf_counter() - self.zero
 
-    def _prompt(self, index: int) -> tuple[int, ...] | str:
+    def _prompt(self, index: int) -> Said:
+        """With what was said before it."""
         item = self.work.items[index]
-        new = self.decode(item.prompt) if self.as_text and self.decode is not None else item.prompt
-        if item.after is None:
-            return new
-        before = self.contexts[item.after]
-        if isinstance(before, str) and isinstance(new, str):
-            return before + new
-        return (*(token for token in before if not isinstance(token, str)), *(token for token in new if not isinstance(token, str)))
+        new: Said = item.prompt
+        if self.as_text and self.decode is not None:
+            text = self.decode(item.prompt)
+            new = (text,) if self.target.is_chat else text
+        return new if item.after is None else self.contexts[item.after] + new  # type: ignore[operator]  # both are of one kind
 
     def _request(self, index: int) -> bytes:
-        return self.target.ask(self._prompt(index), self.work.items[index].output_len)
+        item = self.work.items[index]
+        return self.target.ask(self._prompt(index), item.output_len, class_name=item.class_name)
 
     async def _one(self, index: int, due: float) -> None:
         item = self.work.items[index]
@@ -130,16 +137,18 @@ class _HttpRun:
         )
         self.records[index] = record
         try:
-            answer = await self._ask(request, due)
+            answer = await self._ask(request, due, record)
             self.answers[index] = answer
             record.sent, record.ended = answer.sent - self.zero, answer.ended - self.zero
             answered = True
             if self.agenda.followed(index):
                 answered = fill(record, answer, zero=self.zero).succeeded
-                prompt = self._prompt(index)
-                self.contexts[index] = prompt + text_of(answer) if isinstance(prompt, str) else (*prompt, *record.token_ids)
+                said: Said = tuple(record.token_ids)
+                if self.as_text:
+                    said = (text_of(answer),) if self.target.is_chat else text_of(answer)
+                self.contexts[index] = self._prompt(index) + said  # type: ignore[operator]
         except asyncio.CancelledError:
-            record.ended, record.finish_reason, record.error = self._now(), "abort", "interrupted by Ctrl-C"
+            record.ended, record.finish_reason, record.error = self._now(), "abort", INTERRUPTED
             raise
         except Exception as error:
             self.failure = error
@@ -149,7 +158,7 @@ class _HttpRun:
             self.live.pop(index, None)
             self.changed.set()
 
-    async def _ask(self, request: bytes, due: float) -> Record:
+    async def _ask(self, request: bytes, due: float, about: RequestRecord) -> Record:
         """On a connection that is free or a new one; once more where a server hung up on an idle one just then."""
         while self.idle:
             connection = self.idle.pop()
@@ -157,6 +166,7 @@ class _HttpRun:
                 record = await self._send(connection, request, due)
                 if not record.broken or record.answer.status or connection.transport is None:
                     return record
+                about.num_retries += 1
                 break
         try:
             connection = await self.target.connect()

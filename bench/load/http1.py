@@ -6,8 +6,10 @@ It parses no more than where an answer ends, so that many streams cost the clien
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from typing import cast
 
 
@@ -155,10 +157,16 @@ class Connection(asyncio.Protocol):
             self._waiter.set_exception(BrokenAnswer(f"the server hung up before the answer was whole ({exc or 'end of file'})"))
 
 
-async def connect(host: str, port: int) -> Connection:
-    """Open one. Raises OSError."""
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
+async def connect(host: str, port: int, *, tls: bool = False) -> Connection:
+    """Open one; with `tls` its certificate is checked as the system has it. Raises OSError, ssl.SSLError among them."""
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port, ssl=_checking() if tls else None)
     return connection
+
+
+@cache
+def _checking() -> ssl.SSLContext:
+    """The system's authorities, or those of the environment's SSL_CERT_FILE; read once."""
+    return ssl.create_default_context()
 
 
 def post(path: str, body: bytes, *, host: str, headers: dict[str, str] | None = None) -> bytes:

@@ -19,9 +19,15 @@ from octavo.bench.load.workload import Ask
 from octavo.core.errors import OctavoError
 
 Decode = Callable[[Sequence[int]], str]
+Prompt = Sequence[int] | str
+"""Token ids or a text; of a chat a tuple of texts, by the user and the assistant in turn."""
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CLASS_HEADER = "X-Octavo-Class"
 PROBE_S = 120.0  # a first answer may have to wait for a server that warms up
 IDS: dict[str, Any] = {"return_token_ids": True}
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
+PORTS = {"http": 80, "https": 443}
+ROLES = ("user", "assistant")
 
 
 class TargetError(OctavoError):
@@ -30,35 +36,49 @@ class TargetError(OctavoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server at `http://HOST:PORT[/PREFIX]`. Its requests are greedy and streamed. Raises TargetError for another kind of address."""
+    """A server at `http[s]://HOST[:PORT][/PREFIX]`. Requests to it are greedy and streamed. Raises TargetError for another address."""
 
     url: str
     model: str = ""
-    endpoint: str = "/v1/completions"
+    endpoint: str = COMPLETIONS
     headers: dict[str, str] = field(default_factory=dict)
     takes_ids: bool = True  # prompts of token ids; else they are text
     gives_ids: bool = True  # the ids of its tokens come with them
     extras: Mapping[str, Any] = field(default_factory=lambda: IDS | ENDLESS)  # fields beyond OpenAI's that it takes
+    classes: frozenset[str] = frozenset()  # that it knows: a request of one of them says so
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise TargetError(f"the base URL {self.url!r} is not http://HOST:PORT; this client speaks plain HTTP only")
+        if parts.scheme not in PORTS or not parts.hostname:
+            raise TargetError(f"the base URL {self.url!r} is not http://HOST:PORT or https://HOST")
 
     async def connect(self) -> Connection:
         """A new connection. Raises OSError."""
         parts = urlsplit(self.url)
-        return await connect(parts.hostname or "", parts.port or 80)
+        return await connect(parts.hostname or "", parts.port or PORTS[parts.scheme], tls=parts.scheme == "https")
+
+    @property
+    def host(self) -> str:
+        """As requests name it."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def is_chat(self) -> bool:
+        """It is asked with messages."""
+        return self.endpoint.endswith("/chat/completions")
 
     def path(self, endpoint: str) -> str:
         """Behind the prefix of the address."""
         return urlsplit(self.url).path.rstrip("/") + endpoint
 
-    def ask(self, prompt: Sequence[int] | str, output_len: int) -> bytes:
+    def ask(self, prompt: Prompt | tuple[str, ...], output_len: int, *, class_name: str = "default") -> bytes:
         """A whole HTTP request."""
+        asked: dict[str, Any] = {"prompt": prompt}
+        if self.is_chat:
+            asked = {"messages": [{"role": ROLES[n % 2], "content": text} for n, text in enumerate(prompt)]}
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": prompt,
+            **asked,
             "max_tokens": output_len,
             "temperature": 0,
             "stream": True,
@@ -66,7 +86,8 @@ class Target:
             **self.extras,
         }
         encoded = json.dumps(body, separators=(",", ":")).encode()
-        return post(self.path(self.endpoint), encoded, host=urlsplit(self.url).netloc, headers=self.headers)
+        of_class = {CLASS_HEADER: class_name} if class_name in self.classes else {}
+        return post(self.path(self.endpoint), encoded, host=self.host, headers=self.headers | of_class)
 
     @property
     def is_like_ours(self) -> bool:
@@ -77,7 +98,9 @@ class Target:
     def differences(self) -> str:
         """What a reader of the figures must know of how it was asked; empty if nothing."""
         found = []
-        if not self.takes_ids:
+        if self.is_chat:
+            found.append("a chat takes text: prompts are messages, and their tokens are as many as it counts with its template")
+        elif not self.takes_ids:
             found.append("it takes no token ids: prompts are sent as text, and their tokens are as many as it counts")
         if not self.gives_ids:
             found.append("it gives no token ids: a time is that of an event, and tokens are as many as it counts")
@@ -91,6 +114,8 @@ async def find_out(target: Target, prompt: Sequence[int], *, decode: Decode | No
 
     Raises TargetError.
     """
+    if target.is_chat and decode is None:
+        raise TargetError(f"{target.endpoint} takes text: a tokenizer must make it (--tokenizer SOURCE)")
     try:
         connection = await target.connect()
     except OSError as error:
@@ -98,7 +123,9 @@ async def find_out(target: Target, prompt: Sequence[int], *, decode: Decode | No
     try:
         if not target.model:
             target = replace(target, model=await _first_model(target, connection))
-        kinds: list[tuple[bool, dict[str, Any]]] = [(True, IDS | ENDLESS), (True, ENDLESS), (True, {})]
+        kinds: list[tuple[bool, dict[str, Any]]] = []
+        if not target.is_chat:
+            kinds = [(True, IDS | ENDLESS), (True, ENDLESS), (True, {})]
         if decode is not None:
             kinds += [(False, IDS | ENDLESS), (False, ENDLESS), (False, {})]
         refusal = ""
@@ -106,7 +133,9 @@ async def find_out(target: Target, prompt: Sequence[int], *, decode: Decode | No
             tried = replace(target, takes_ids=takes_ids, extras=extras)
             if connection.transport is None or connection.transport.is_closing():
                 connection = await target.connect()
-            words: Sequence[int] | str = list(prompt) if takes_ids or decode is None else decode(prompt)
+            words: Prompt | tuple[str, ...] = list(prompt)
+            if not takes_ids and decode is not None:
+                words = (decode(prompt),) if target.is_chat else decode(prompt)
             record = await send(connection, Ask({}), tried.ask(words, 2), due=time.perf_counter(), timeout_s=PROBE_S)
             if not record.error:
                 return replace(tried, gives_ids=_has_ids(record))
@@ -123,7 +152,7 @@ def _has_ids(record: Record) -> bool:
 
 
 async def _first_model(target: Target, connection: Connection) -> str:
-    request = get(target.path("/v1/models"), host=urlsplit(target.url).netloc, headers=target.headers)
+    request = get(target.path("/v1/models"), host=target.host, headers=target.headers)
     try:
         answer = await asyncio.wait_for(connection.ask(request), PROBE_S)
         return str(json.loads(answer.body)["data"][0]["id"])

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from octavo.bench.ablation.result import CHECKS_OF_TIME
 from octavo.bench.ablation.table import table
 from octavo.bench.distribution import Distribution
-from octavo.bench.identity import Identity
+from octavo.bench.identity import Identity, ServerIdentity
 from octavo.bench.metrics import Metrics, by_class, by_prompt_length, measure
 from octavo.bench.records import RequestRecord
 from octavo.bench.reports.doubts import CONTRADICTION, TOO_BUSY, warning
@@ -22,6 +22,7 @@ from octavo.bench.reports.report import Report
 from octavo.bench.reports.shares import kv_over_time, kv_shares, share_bars
 from octavo.bench.runs import Run
 from octavo.bench.self_checks import failed_checks
+from octavo.bench.stability import in_words, stability
 
 GIB = 1 << 30
 LISTED = 20  # failures that are listed one by one
@@ -37,6 +38,7 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
     lines += _doubts(run)
     if not run.complete:
         lines += [f"> **Not complete**: {run.stopped_by or 'it was interrupted'}. The figures are of what was done.", ""]
+    lines += _parts(run)
     lines += ["## Speed", "", *_speed(measure(run.records)), ""]
     for name, groups in (("class", by_class(run.records)), ("prompt tokens", by_prompt_length(run.records))):
         if len(groups) > 1:
@@ -44,7 +46,8 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
     if plots and run.records:
         caption = "Cumulative distributions. A failed request counts as infinitely late: the line then ends below 100 %."
         lines += report.figure("latencies", latency_curves({"run": [run]}), caption)
-    lines += _failures(run.records)
+    found = in_words(stability(run))
+    lines += ["## Stability", "", *table(list(found), [list(found.values())]), "", *_failures(run.records)]
     if run.steps:
         _pool(report, run, plots=plots)
     else:
@@ -56,6 +59,19 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
             lines += [f"Sharing spares {run.memory.saving(run.accounted.saved_slots)}.", ""]
     lines += ["## Measured with", "", *table(["", ""], identity_rows(run.identity, run)), ""]
     return report
+
+
+def _parts(run: Run) -> list[str]:
+    """In how many it was measured, and what that means."""
+    if not run.parts:
+        return []
+    begun = ", ".join(f"{part.date or 'unknown'} (from {part.start:.1f} s)" for part in run.parts)
+    cut = sum(len(part.cut_short) for part in run.parts)
+    return [
+        f"> **Measured in {len(run.parts)} parts**, begun {begun}: between them the clock stands still. A later part begins with an empty "
+        f"cache and no request under way. Asked again, since they were under way at a stop: {cut}. Self-checks are of each part.",
+        "",
+    ]
 
 
 def _doubts(run: Run) -> list[str]:
@@ -177,6 +193,8 @@ def identity_rows(identity: Identity | None, run: Run) -> list[list[str]]:
     """What it was measured with, in words."""
     rows = [["load", ", ".join(f"{name} {value}" for name, value in run.settings.items() if value not in (None, "")) or "-"]]
     rows.append(["workload", f"{run.work.name}, seed {run.work.seed}, sha256 {run.work.digest[:12]}"])
+    if run.server is not None:
+        rows += server_rows(run.server)
     if identity is None:
         return rows
     one = identity
@@ -191,3 +209,18 @@ def identity_rows(identity: Identity | None, run: Run) -> list[list[str]]:
         ["versions", ", ".join(f"{name} {version}" for name, version in one.versions.items() if version)],
         ["config", f"sha256 {one.config_hash[:12]}"],
     ]
+
+
+def server_rows(server: ServerIdentity) -> list[list[str]]:
+    """What a server says of itself, and why it does not say the rest."""
+    known = {
+        "server": f"{server.url}{server.endpoint}, model {server.model}",
+        "software": server.software,
+        "version": server.version,
+        "root": server.root,
+        "max_model_len": f"{server.max_model_len or ''}",
+    }
+    rows = [[name, value or f"not known: {server.unknown.get(name, 'the run does not say')}"] for name, value in known.items()]
+    if "engine" in server.unknown:
+        rows.append(["engine", f"not known: {server.unknown['engine']}"])
+    return rows

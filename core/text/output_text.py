@@ -34,6 +34,7 @@ class OutputText:
         )
         self._stop_text = StopText(params)
         self._check_token = StopChecker(params=params, stop_ids=stop_ids, max_tokens=max_tokens).check_token
+        self._cuts = bool(params.stop)  # a stop string may be met, and what might become one is held back
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
         self._parts: list[str] = []
@@ -46,6 +47,15 @@ class OutputText:
         The id of a stop token belongs to the output, its text doesn't unless `include_stop_str_in_output`. What follows the end
         in `token_ids` is dropped. The call that ends the output gives all that was held back; `finish` then has nothing left.
         """
+        detokenizer = self._detokenizer
+        if len(token_ids) == 1 and not self._cuts and detokenizer is not None:
+            (token_id,) = token_ids
+            if self._check_token(token_id, self.num_tokens + 1) is None:  # nearly all tokens: it goes on, and nothing is held back
+                self.num_tokens += 1
+                text = detokenizer.push(token_id)
+                if text:
+                    self._parts.append(text)
+                return text, None, 1
         released = ""
         ended: FinishReason | None = None
         kept = 0

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import octavo
-from octavo.bench import identity
-from octavo.bench.identity import identify, weights_revision
+from octavo.bench.identity import identify
+from octavo.core import description
+from octavo.core.description import weights_revision
 from octavo.core.stack import Stack
 from tests.bench.measured import some_work
 from tests.bench.test_self_checks import STACKS
@@ -77,9 +78,9 @@ def test_weights_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has no version, and is no error."""
-    monkeypatch.setattr(identity, "PACKAGES", ("octavo", "no-such-package"))
-    identity.versions.cache_clear()
+    monkeypatch.setattr(description, "PACKAGES", ("octavo", "no-such-package"))
+    description.versions.cache_clear()
     try:
-        assert identity.versions()["no-such-package"] == ""
+        assert description.versions()["no-such-package"] == ""
     finally:
-        identity.versions.cache_clear()
+        description.versions.cache_clear()

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
+import ssl
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.load import http1
 from octavo.bench.load.drive import drive_http
-from octavo.bench.load.target import Target, TargetError, find_out
+from octavo.bench.load.target import CHAT, Target, TargetError, find_out
 from octavo.bench.records import RequestRecord
 from octavo.bench.work import Item, Work
 
@@ -49,6 +54,7 @@ class Server:
         self.now = self.most = self.connections = 0
         self.pause = 0.005
         self.url = ""
+        self.tls: ssl.SSLContext | None = None
 
     async def stream(self, body: Body, writer: asyncio.StreamWriter) -> None:
         """All tokens, one an event, then usage."""
@@ -98,8 +104,9 @@ def serving(server: Server) -> Iterator[Server]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    listener = asyncio.run_coroutine_threadsafe(asyncio.start_server(server.handle, "127.0.0.1", 0), loop).result(10)
-    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener = asyncio.run_coroutine_threadsafe(asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=server.tls), loop).result(10)
+    scheme = "http" if server.tls is None else "https"
+    server.url = f"{scheme}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
 
     async def end() -> None:
         listener.close()
@@ -215,6 +222,7 @@ def test_what_goes_wrong_is_a_record(reply: Reply, reason: str, error: str) -> N
     """And ends its conversation; the others go on."""
     records = driven(Server(reply=reply), item(), item(after=0), item(), timeout_s=0.2)
     assert [record.finish_reason for record in records] == [reason, "", reason]
+    assert records[0].status == (int(error[:3]) if error[:3].isdigit() else records[0].status)
     assert error in records[0].error and not any(record.succeeded for record in records)
     assert records[1].error == f"not sent: item 0, which it goes on from, has no answer ({reason})"
 
@@ -237,6 +245,20 @@ def test_a_server_that_closes_idle_connections() -> None:
 
     records = driven(Server(reply=once), *(item(output=1, at=n * 0.02) for n in range(6)))
     assert [record.finish_reason for record in records] == ["length"] * 6
+    assert all(record.status == 200 for record in records)
+
+
+def test_a_retry_is_counted() -> None:
+    """Of a request that was sent on a connection on which the server had just hung up."""
+
+    async def grumpy(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+        if len(server.bodies) == 2:
+            writer.close()
+        else:
+            await server.stream(body, writer)
+
+    records = driven(Server(reply=grumpy), *(item(output=1) for _ in range(3)), concurrency=1)
+    assert [record.num_retries for record in records] == [0, 1, 0] and all(record.succeeded for record in records)
 
 
 def test_ctrl_c_keeps_what_is_done() -> None:
@@ -273,18 +295,92 @@ def test_what_a_server_takes_is_found_out(server: Server, takes_ids: bool, gives
 
 def test_targets_that_are_none() -> None:
     """Each with what is wrong."""
-    with pytest.raises(TargetError, match=r"the base URL 'https://x' is not http://HOST:PORT"):
-        Target(url="https://x")
+    with pytest.raises(TargetError, match=r"the base URL 'ftp://x' is not http://HOST:PORT or https://HOST"):
+        Target(url="ftp://x")
     with serving(Server()) as server:
         gone = Target(url=server.url)
     with pytest.raises(TargetError, match="no server answers at http:"):
         asyncio.run(find_out(gone, [1]))
     with serving(Server(reply=refusing(404))) as server, pytest.raises(TargetError, match="does not answer a short request: 404: no"):
         asyncio.run(find_out(Target(url=server.url, model="m"), [1]))
-    with pytest.raises(ValueError, match="decode must make it"):
-        drive_http(replace(gone, takes_ids=False), work(item()))
+    turns, no_ids = work(item(), item(after=0)), replace(gone, gives_ids=False)
+    for target, asked in ((replace(gone, takes_ids=False), work(item())), (replace(gone, endpoint=CHAT), work(item())), (no_ids, turns)):
+        with pytest.raises(TargetError, match="a tokenizer must make text"):
+            drive_http(target, asked)
+    with pytest.raises(TargetError, match="/v1/chat/completions takes text: a tokenizer must make it"):
+        asyncio.run(find_out(replace(gone, endpoint=CHAT), [1]))
 
 
 def test_a_prefix_in_the_address() -> None:
     """Is kept before every path."""
     assert Target(url="http://h:1/api/").path("/v1/models") == "/api/v1/models"
+
+
+async def chatting(server: Server, body: Body, writer: asyncio.StreamWriter) -> None:
+    """As OpenAI streams a chat: the role first, then what is said, then how it ended."""
+    writer.write(HEAD + event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}))
+    for number in range(body["max_tokens"]):
+        await asyncio.sleep(server.pause)
+        writer.write(event({"choices": [{"index": 0, "delta": {"content": f"w{number}"}, "finish_reason": None}]}))
+    writer.write(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}))
+    usage = {"prompt_tokens": 20, "completion_tokens": body["max_tokens"]}
+    writer.write(event({"choices": [], "usage": usage}) + event(b"[DONE]") + b"0\r\n\r\n")
+
+
+def test_a_chat() -> None:
+    """Messages, turn after turn; the first token is the first text, and prompt tokens are as many as the server counts."""
+    server = Server(reply=chatting, knows=["messages"])
+    decode = lambda ids: " ".join(map(str, ids))  # noqa: E731
+    with serving(server):
+        found = asyncio.run(find_out(Target(url=server.url, model="m", endpoint=CHAT), [1, 2], decode=decode))
+        records = drive_http(found, work(item(output=2), item(prompt=1, output=1, after=0)), decode=decode)
+    assert (found.takes_ids, found.gives_ids, set(found.extras)) == (False, False, set())
+    assert "a chat takes text" in found.differences
+    first = {"role": "user", "content": "10 11 12"}
+    assert server.bodies[-2]["messages"] == [first] and "prompt" not in server.bodies[-1]
+    assert server.bodies[-1]["messages"] == [first, {"role": "assistant", "content": "w0w1"}, {"role": "user", "content": "10"}]
+    assert all(head.startswith("POST /v1/chat/completions ") for head in server.heads if head.startswith("POST"))
+    assert [(one.num_prompt_tokens, one.num_output_tokens, len(one.token_times)) for one in records] == [(20, 2, 2), (20, 1, 1)]
+    assert records[0].token_times[0] > records[0].sent + 0.8 * server.pause  # not the event with the role
+
+
+def test_a_request_names_its_class_where_the_server_knows_it() -> None:
+    """And no other one."""
+    server = Server()
+    with serving(server):
+        target = Target(url=server.url, model="m", classes=frozenset({"batch"}))
+        drive_http(target, work(item(class_name="batch"), item(class_name="chat"), item()), concurrency=1)
+    heads = [[line for line in head.split("\r\n") if line.startswith("X-")] for head in server.heads]
+    assert heads == [["X-Octavo-Class: batch"], [], []]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, signed by nobody but itself, with its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    made, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=test"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    return made, key
+
+
+def test_https(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that the system trusts is taken, another one is refused with the reason; answers are as without TLS."""
+    server = Server()
+    server.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.tls.load_cert_chain(*certificate)
+    http1._checking.cache_clear()
+    with serving(server):
+        with pytest.raises(TargetError, match="certificate verify failed"):
+            asyncio.run(find_out(Target(url=server.url), [1]))
+        (failed,) = drive_http(Target(url=server.url, model="m"), work(item()))
+        assert "certificate verify failed" in failed.error and failed.finish_reason == "error"
+        http1._checking.cache_clear()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        found = asyncio.run(find_out(Target(url=server.url), [1, 2, 3]))
+        records = drive_http(found, work(item(output=3), item()))
+    http1._checking.cache_clear()
+    assert found.model == "only-model" and found.is_like_ours
+    assert [record.token_ids for record in records] == [[1, 2, 3], [1, 2]] and all(record.succeeded for record in records)

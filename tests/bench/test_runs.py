@@ -87,8 +87,8 @@ def test_a_run_of_an_older_version_is_still_complete(saved: Path, monkeypatch: p
     def more(stored: Stored) -> Stored:
         return replace(stored, header=stored.header | {"settings": stored.header["settings"] | {"migrated": True}})
 
-    monkeypatch.setattr(runs, "SCHEMA_VERSION", 2)
-    monkeypatch.setitem(runs.MIGRATIONS, 1, more)
+    monkeypatch.setattr(runs, "SCHEMA_VERSION", 3)
+    monkeypatch.setitem(runs.MIGRATIONS, 2, more)
     assert is_complete(saved) and Run.load(saved).settings["migrated"]
 
 
@@ -122,7 +122,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no header": (lambda run: (run / HEADER).unlink(), "no saved run: it has no run.json"),
     "half a header": (lambda run: (run / HEADER).write_text((run / HEADER).read_text()[:200]), "run.json cannot be read"),
     "another header": (lambda run: (run / HEADER).write_text('{"a": 1}'), "has no schema_version"),
-    "a newer version": (lambda run: edit(run, schema_version=99), "schema version 99, this Octavo reads up to 1: update Octavo"),
+    "a newer version": (lambda run: edit(run, schema_version=99), "schema version 99, this Octavo reads up to 2: update Octavo"),
     "no steps": (lambda run: (run / STEPS).unlink(), "steps.jsonl cannot be read"),
     "a lost tail": (lambda run: cut(run / STEPS, 5), "steps.jsonl has 5 lines, run.json says"),
     "half a line": (lambda run: (run / REQUESTS).write_text((run / REQUESTS).read_text()[:-20]), "requests.jsonl, line 12, is damaged"),
@@ -130,7 +130,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing field": (lambda run: swap(run / STEPS, '"num_rows":', '"rows":'), "steps.jsonl, line 1, is damaged: num_rows"),
     "an item of nothing": (lambda run: swap(run / WORK, '"output_len":1', '"output_len":0'), "work.jsonl, line 1, is damaged"),
     "a header without load": (lambda run: edit(run, settings=None, work={}), "run.json is damaged: KeyError 'name'"),
-    "a strange identity": (lambda run: edit(run, identity={"date": 3}), "run.json is damaged: date"),
+    "a strange identity": (lambda run: edit(run, identity={"date": 3}), "run.json is damaged: versions"),
 }
 
 

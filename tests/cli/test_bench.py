@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 
+from octavo import __version__
 from octavo.async_llm import AsyncLLM
 from octavo.bench import drive as driving
+from octavo.bench.ablation.result import CHECKS_OF_TIME
 from octavo.bench.interrupts import RunInterrupted
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
-from octavo.bench.self_checks import Problem
+from octavo.bench.self_checks import Problem, failed_checks
 from octavo.bench.workloads import WORKLOADS
 from octavo.cli import build_parser, main
+from octavo.cli.bench import measuring
 from octavo.cli.bench.workload_flags import arrivals_from, loop_lines, work_from
 from octavo.server.app import create_app
 from octavo.server.served import Served
@@ -36,8 +42,8 @@ def parsed(*words: str) -> Any:
 
 
 def figures(table: str) -> dict[str, float]:
-    """Of the lines `name: number`."""
-    return {name: float(value) for name, value in re.findall(r"^([^:\n]+): +(\S+)$", table, flags=re.MULTILINE)}
+    """Of the lines `name: number`; what is not known is left out."""
+    return {name: float(value) for name, value in re.findall(r"^([^:\n]+): +([^-\s]\S*)$", table, flags=re.MULTILINE)}
 
 
 OPTIONS = [(w.name, name) for w in WORKLOADS.values() for name in w.options.model_fields if name != "path"]
@@ -147,6 +153,91 @@ def test_ctrl_c_prints_and_keeps_what_is_done(
     assert not Run.load(tmp_path / "part").complete
 
 
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Ctrl-C comes when so many requests are over."""
+
+    @contextmanager
+    def stopping(total: int, *, shown: bool = True) -> Iterator[Callable[[RequestRecord], None]]:
+        over: list[RequestRecord] = []
+
+        def progress(record: RequestRecord) -> None:
+            over.append(record)
+            if len(over) == count:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        yield progress
+
+    monkeypatch.setattr(measuring, "bar", stopping)
+
+
+TALK = ["--dataset-name", "chat", "--num-prompts", "6", "--chat-turns", "3", "--chat-pause", "0", "--chat-system-len", "4"]
+TALK += ["--chat-input-len", "5", "--chat-output-len", "4", "--max-concurrency", "2", "--no-probe"]
+
+
+@pytest.mark.parametrize("load", [[*SMALL, "--request-rate", "inf", "--no-probe"], TALK], ids=["inf", "talk"])
+@pytest.mark.parametrize("where", ["here", "http"])
+def test_resume(
+    where: str,
+    load: list[str],
+    served: str,
+    chat_model: Path,
+    engine_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What Ctrl-C left is gone on with until all of it is done, with the same tokens as in one piece; it says in how many parts, no key."""
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    words = engine_words if where == "here" else ["--base-url", served, "--model", str(chat_model), "--header", "X-Who=me"]
+    saving = ["--save-result", "--result-dir", str(tmp_path), "--result-filename"]
+    assert main(["bench", "serve", *words, *load, *saving, "whole"]) == 0
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        assert main(["bench", "serve", *words, *load, *saving, "part"]) == 130
+        assert f"go on with: octavo bench serve --resume {tmp_path / 'part'}" in capsys.readouterr().err
+        assert main(["bench", "serve", "--resume", str(tmp_path / "part"), "--no-probe"]) in (130, 0)
+    assert main(["bench", "serve", "--resume", str(tmp_path / "part"), "--no-probe"]) in (0, 1)  # a busy machine may fail a check of time
+    out, _ = capsys.readouterr()
+    run, whole = Run.load(tmp_path / "part"), Run.load(tmp_path / "whole")
+    count = len(whole.work.items)
+    assert run.complete and figures(out)["Successful requests"] == count and figures(out)["Measured in parts"] == len(run.parts) >= 2
+    assert [record.token_ids for record in run.records] == [record.token_ids for record in whole.records] and len(run.records) == count
+    assert not [problem for problem in failed_checks(run) if problem.check not in CHECKS_OF_TIME]
+    assert json.loads((tmp_path / "part" / "metrics.json").read_text())["parts"] == len(run.parts)
+    assert "X-Who" not in (tmp_path / "part" / "run.json").read_text()
+    assert main(["bench", "serve", "--resume", str(tmp_path / "part")]) == 0
+    assert "came to its end: nothing is left to do" in capsys.readouterr().err
+
+
+def test_what_cannot_be_resumed(
+    engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other arguments, another engine, other work, a folder that is none; each says what is wrong, and the run stays as it was."""
+    folder = tmp_path / "part"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        words = [*engine_words, *SMALL, "--no-probe", "--save-result", "--result-dir", str(tmp_path), "--result-filename", "part"]
+        assert main(["bench", "serve", *words, "--max-concurrency", "1"]) == 130
+    header = json.loads((folder / "run.json").read_text())
+    resume = ["bench", "serve", "--resume", str(folder)]
+    assert main([*resume, "--seed", "4", "--num-prompts", "7"]) == 2
+    assert "--resume goes on with what was begun; leave out --num-prompts, --seed" in capsys.readouterr().err
+    changes: dict[str, dict[str, Any]] = {
+        "config_hash: 'x' then": {"identity": header["identity"] | {"config_hash": "x"}},
+        "workload_hash: 'x' then": {"identity": header["identity"] | {"workload_hash": "x"}},
+        "identity: none then, known now": {"identity": None},
+        "does not say with which arguments it was begun": {"arguments": {}},
+    }
+    for message, change in changes.items():
+        (folder / "run.json").write_text(json.dumps(header | change))
+        assert main(resume) == 2
+        assert message in capsys.readouterr().err
+    (folder / "run.json").write_text(json.dumps(header))
+    assert len(Run.load(folder).records) == 1
+    assert main(["bench", "serve", "--resume", str(tmp_path / "nowhere")]) == 2
+    assert "no saved run" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def served(chat_model: Path) -> Iterator[str]:
     """The address of an Octavo server with the tiny model under the name of its folder; it wants the key `k`."""
@@ -171,6 +262,46 @@ def served(chat_model: Path) -> Iterator[str]:
     yield url[0]
     stop[0]()
     thread.join(60)
+
+
+def test_a_servers_identity(served: str, chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Octavo's own says what its engine is, so that such a run can be kept and compared; and what it counted meanwhile."""
+    words = ["--base-url", served, "--api-key", "k", "--tokenizer", str(chat_model), *SMALL, "--no-probe"]
+    assert main(["bench", "serve", *words, "--save-result", "--result-dir", str(tmp_path), "--result-filename", "one"]) == 0
+    out = capsys.readouterr().out
+    found = figures(out)
+    assert (found["HTTP 5xx"], found["Retries"], found["Preemptions"], found["Restarts"], found["Failed"]) == (0, 0, 0, 0, 0)
+    assert re.search(r"^Highest stable concurrency: +[1-5-]$", out, flags=re.MULTILINE)  # none lasts in answers as short as these
+    run = Run.load(tmp_path / "one")
+    assert run.identity is not None and run.server is not None
+    assert (run.identity.max_model_len, run.identity.pool_slots, run.identity.dtype) == (128, 1024, "float32")
+    assert run.identity.workload_hash == run.work.digest == run.server.workload_hash
+    assert run.identity.versions["octavo"] == run.server.version == __version__
+    assert (run.server.software, run.server.max_model_len, run.server.unknown) == ("octavo", 128, {})
+    assert run.counted == {"restarts": 0, "preemptions": 0, "failed steps": 0, "steps out of memory": 0}
+    assert main(["bench", "keep", str(tmp_path / "one"), str(tmp_path / "kept.json")]) == 0
+    assert main(["bench", "report", str(tmp_path / "one"), "--no-plots"]) == 0
+    report = (tmp_path / "one" / "report.md").read_text()
+    assert "| software         | octavo" in report and "## Stability" in report
+
+
+def test_a_chat_endpoint(served: str, chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Conversations as messages; without a tokenizer that is refused before anything is sent."""
+    short = ["--chat-turns", "2", "--chat-input-len", "3", "--chat-system-len", "2"]  # text of random ids has more tokens than these
+    words = ["bench", "serve", "--base-url", served, "--api-key", "k", *TALK, *short]
+    assert main([*words, "--endpoint", "chat"]) == 1
+    assert "takes text: a tokenizer must make it (--tokenizer SOURCE)" in capsys.readouterr().err
+    words += ["--tokenizer", str(chat_model), "--save-result", "--result-dir", str(tmp_path), "--result-filename", "talk"]
+    for endpoint in ("chat", "/v1/chat/completions"):
+        assert main([*words, "--endpoint", endpoint]) == 0
+        out, err = capsys.readouterr()
+        assert figures(out)["Successful requests"] == 6, err
+    run = Run.load(tmp_path / "talk")
+    assert run.server is not None and run.server.endpoint == "/v1/chat/completions"
+    lengths = [item.output_len for item in run.work.items]
+    assert [record.num_output_tokens for record in run.records] == [len(record.token_ids) for record in run.records] == lengths
+    first, second = run.records[0], next(record for record in run.records if run.work.items[record.index].after == 0)
+    assert second.num_prompt_tokens > first.num_prompt_tokens
 
 
 @pytest.mark.parametrize("loop", [["--request-rate", "200"], ["--max-concurrency", "3"]])
@@ -277,6 +408,8 @@ def test_a_start_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--metric-percentiles", "x"], "'x' is not numbers from 0 to 100"),
         (["serve", "--timeout-s", "0"], "--timeout-s must be above 0, not 0"),
         (["serve", "--base-url", "http://x", "--port", "1"], "--base-url says the address; leave --host and --port out"),
+        (["serve", "--header", "A=b"], "--header is of a server: give its --base-url too"),
+        (["serve", "--base-url", "http://127.0.0.1:1", "--header", "A: b"], "--header: 'A: b' is not NAME=VALUE"),
         (["serve", "--endpoint", "/x"], "--endpoint is of a server: give its --base-url too"),
         (["serve", "--base-url", "http://127.0.0.1:1", "--preset", "chat"], "--preset is of an engine in this process"),
         (["serve", "--result-dir", "x"], "--result-dir says where a result goes: give --save-result too"),

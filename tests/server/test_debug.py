@@ -21,7 +21,7 @@ from octavo.server.load import Load
 from tests.models import tiny
 from tests.server.observed import Running, die, run, serving
 
-ROUTES = [("GET", "/load"), ("GET", "/debug/kv"), ("GET", "/debug/flight"), ("POST", "/reset_prefix_cache")]
+ROUTES = [("GET", "/load"), ("GET", "/debug/kv"), ("GET", "/debug/flight"), ("GET", "/debug/engine"), ("POST", "/reset_prefix_cache")]
 
 
 @pytest.fixture(scope="session")

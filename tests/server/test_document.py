@@ -27,7 +27,7 @@ from tests.server.conftest import BOUND, Loop, serve
 
 POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 OPEN = ("/health", "/ready", "/version", "/metrics")  # for probes, which have no key
-NO_BODY = ("/v1/models", "/v1/models/{name}", "/load", "/reset_prefix_cache", "/debug/kv", "/debug/flight", *OPEN)
+NO_BODY = ("/v1/models", "/v1/models/{name}", "/load", "/reset_prefix_cache", "/debug/kv", "/debug/flight", "/debug/engine", *OPEN)
 STREAMS = ("/v1/chat/completions", "/v1/completions")
 ERRORS = {"400", "401", "403", "404", "408", "413", "415", "429", "500", "503"}
 

@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table. Returns 1 where tokens differ, a run broke or contradicts itself or a claim fails, 130 after Ctrl-C."""
+    """Print the table. Returns 1 where tokens differ or are missing, a run broke or contradicts itself, a claim fails; 130 after Ctrl-C."""
     if args.show:
         return _print(_load(args.show))
     spec, folder = _what(args)
@@ -123,4 +123,4 @@ def _print(result: AblationResult, *, keep: Path | None = None) -> int:
         (keep / "table.md").write_text(text, encoding="utf-8")
     print(text, end="")
     wrong = result.broken or result.failed_checks(of_time=False) or any(one.outcome == "fails" for one in judge(result))
-    return 0 if result.tokens_agree and not wrong else 1
+    return 0 if result.tokens_hold and not wrong else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -70,13 +71,29 @@ def test_a_shorter_answer_is_never_a_tie() -> None:
 
 
 def test_answers_that_are_missing() -> None:
-    """Failed ones on either side are left out and counted; with nothing to compare nothing holds."""
+    """What failed on one side alone makes the comparison incomplete, with its number; nothing differs. What both failed is left out."""
     failed = [record(0, reason="error"), *SAME[1:]]
-    for sides in ((SAME, failed), (failed, SAME)):
+    words = {"failed here and not by the parent": (SAME, failed), "failed by the parent and not here": (failed, SAME)}
+    for said, sides in words.items():
         found = compare(WORK, *sides, distance=Asked(0.0))
-        assert (found.compared, found.left_out, found.holds) == (1, 2, True)  # the turn after it is left out too
-    nothing = compare(WORK, SAME, [], distance=Asked(0.0))
-    assert (nothing.holds, str(nothing)) == (False, "nothing to compare")
+        assert (found.compared, found.left_out, found.agrees, found.holds) == (1, 2, True, False)  # the turn after it is left out too
+        assert str(found) == f"1/1 the same, 2 not compared, INCOMPLETE: 1 request {said}"
+        assert not found.joined(Agreement(compared=5, equal=5)).holds
+    both = compare(WORK, failed, failed, distance=Asked(0.0))
+    assert (both.compared, both.left_out, both.holds) == (1, 2, True)
+    none = compare(WORK, SAME, [], distance=Asked(0.0))
+    assert (none.agrees, none.holds) == (True, False)
+    assert str(none) == "nothing to compare, INCOMPLETE: 3 requests failed here and not by the parent"
+    nothing = compare(WORK, [], [], distance=Asked(0.0))
+    assert (nothing.agrees, nothing.holds, str(nothing)) == (False, False, "nothing to compare")
+
+
+def test_lost_answers_in_sixteen_bits() -> None:
+    """As in fp32; also where none is left to be scored."""
+    lossy = Lossy(rounding=rounding(20), naive=rounding(20), same_answers=1, answers=1, perplexity=3.0, parent_perplexity=3.0, lost=2)
+    assert (lossy.agrees, lossy.holds, lossy.joined(lossy).lost) == (True, False, 4)
+    assert "INCOMPLETE: 2 requests failed here and not by the parent" in Outputs(exact=None, lossy=lossy).lines[1]
+    assert replace(lossy, rounding=rounding(0, tokens=0)).agrees and not replace(lossy, rounding=rounding(0, tokens=0), lost=0).agrees
 
 
 def rounding(off: int, farthest: float = 0.1, tokens: int = 1000) -> Rounding:

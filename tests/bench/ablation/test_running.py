@@ -14,7 +14,8 @@ from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.result import AblationResult, run_folder
 from octavo.bench.ablation.running import run_ablation
 from octavo.bench.ablation.schedule import order
-from octavo.bench.ablation.spec import AblationSpec
+from octavo.bench.ablation.spec import AGAIN, AblationSpec
+from octavo.bench.ablation.table import markdown
 from octavo.bench.interrupts import RunInterrupted
 from octavo.core.errors import IncompatibleStackError, InvalidOptionsError, ResultError
 from tests.bench.ablation.small import LADDER, registry, small_spec
@@ -119,6 +120,25 @@ def test_other_tokens_end_it(engines: Engines, tmp_path: Path) -> None:
     problems = {one.cell: one.problem for one in result.comparisons(SCENARIO)}
     assert problems["wrong"] == problems["on wrong"] == "its tokens are not the parent's"
     assert problems["paged"] == problems["continuous"] == ""
+
+
+def test_refused_requests_make_the_comparison_incomplete(engines: Engines, tmp_path: Path) -> None:
+    """All repeats run, but a cell that refuses what its parent answers has no ratio, nor one that stands on it; and its number is said."""
+    limits = {"max_running": 1, "max_queue": 1}
+    cells = {
+        "all": {"settings": {"scheduler": "continuous", "allocator": "paged"}},
+        "few": {"parent": "all", "settings": {"scheduler": {"classes": {"default": limits}}}},
+        "on few": {"parent": "few", "settings": {"allocator": {"plugin": "prefix"}}},
+    }
+    result = run(engines, small_spec(cells), tmp_path)
+    refused = sum(not record.succeeded for run in result.of(SCENARIO, "few") for record in run.records)
+    assert refused > 0 and result.finished and result.tokens_agree and not result.tokens_hold
+    exact = result.outputs[SCENARIO]["few"].exact
+    assert exact is not None and (exact.lost, exact.parent_lost, exact.divergences) == (refused, 0, ())
+    problems = {one.cell: one.problem for one in result.comparisons(SCENARIO)}
+    lost = f"tokens cannot be compared: {refused} requests failed here and not by the parent"
+    assert problems == {"few": lost, "on few": lost, f"all{AGAIN}": ""}
+    assert markdown(result).count("INCOMPLETE") == 1 and not result.holds(SCENARIO, "few")
 
 
 def test_a_wrong_baseline_is_seen(engines: Engines, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_run(a_run: Run) -> None:
     report = run_report(a_run)
     assert "self-check" not in report.markdown
     headings = re.findall("^## (.*)$", report.markdown, flags=re.MULTILINE)
-    assert headings == ["Speed", "KV pool", "Load", "Measured with"]
+    assert headings == ["Speed", "Stability", "KV pool", "Load", "Measured with"]
     assert f"| {a_run.account.shares.token_states:.1f} %" in report.markdown
     named = re.findall(r"\]\((.*)\)$", report.markdown, flags=re.MULTILINE)
     assert sorted(named) == sorted(report.figures) and len(named) == len(FIGURES) - 1

@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,14 +46,18 @@ def check_result(args: argparse.Namespace) -> None:
             raise RequestError(f"--result-dir {folder} cannot be made: {error.strerror}", field="result_dir") from None
 
 
-def save_result(args: argparse.Namespace, run: Run, *, sections: Sequence[str], percentiles: Sequence[float]) -> None:
-    """Write it, if asked for, and say where."""
+def save_result(args: argparse.Namespace, run: Run, *, sections: Sequence[str], percentiles: Sequence[float]) -> Path | None:
+    """Write it, if asked for, and say where; a run that was gone on with is where it was."""
     if not args.save_result:
-        return
+        return None
+    from octavo.bench.stability import stability  # numpy: not before something was measured
+
     model = re.sub(r"[^A-Za-z0-9.]+", "-", str(run.settings.get("model", "model"))).strip("-")
     name = args.result_filename or f"{run.work.name}-{model}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = Path(args.result_dir or "results") / name
+    folder = Path(args.resume) if args.resume else Path(args.result_dir or "results") / name
     run.save(folder)
     figures = as_json(measure(run.records), sections=sections, percentiles=percentiles)
-    (folder / FIGURES).write_text(json.dumps({**run.settings, **figures}, indent=1) + "\n", encoding="utf-8")
+    told = {**run.settings, **figures, "stability": asdict(stability(run)), "parts": max(1, len(run.parts))}
+    (folder / FIGURES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     say(f"saved in {folder}")
+    return folder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.processor import cpu_name, describe
+from octavo.core.processor import cpu_name, describe
 
 ZEN_3 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fma f16c avx avx2\n\nprocessor\t: 1\nmodel name\t: other\nflags\t: avx512f\n"
 ZEN_4 = ZEN_3.replace("avx2\n", "avx2 avx512f avx512_bf16\n", 1)
