@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from octavo.bench.processor import cpu_name
+from octavo.core.processor import cpu_name
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.tokenizer import Tokenizer
 from octavo.llm import LLM
