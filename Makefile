@@ -24,7 +24,7 @@ TYPINGS := .typings/octavo
 # What the native library is built from: installed again when one changes.
 NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 
-.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression sanitize arm fuzz lossy check docs bench clean typings
+.PHONY: help demo dev fmt lint types test test-slow test-all stress soak regression peers profile sanitize arm fuzz lossy check docs bench clean typings
 .DELETE_ON_ERROR:
 
 help:            ## list the targets
@@ -80,12 +80,18 @@ regression: $(VENV)/.installed  ## measure the short set, and compare it with th
 	$(BIN)/octavo ablate regression --out build/regression
 	$(BIN)/octavo bench compare $(OCTAVO_BASELINE) build/regression
 
+peers: $(VENV)/.installed  ## measure beside vLLM and llama.cpp: make peers VLLM=VENV LLAMA=VENV (20 minutes)
+	$(BIN)/python -m octavo.bench.peers --out docs/benchmarks/peers-cpu.md $(if $(VLLM),--vllm $(VLLM)) $(if $(LLAMA),--llama-cpp $(LLAMA))
+
+profile: $(VENV)/.dev  ## where a step's time goes on this machine, as a page
+	$(BIN)/python -m octavo.bench.profile --out docs/benchmarks/profile-cpu.md
+
 sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and UndefinedBehaviorSanitizer
 	@OCTAVO_NATIVE_FLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
-	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/kernels/test_cpu_paged.py
+	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/ops/test_cpu_weight_only.py tests/plugins/kernels/test_cpu_paged.py
 
 arm: $(VENV)/.dev  ## the native library built for Arm and run under QEMU, where both are installed
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -rs tests/core/native/test_other_processors.py

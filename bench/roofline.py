@@ -61,12 +61,19 @@ class CostModel:
 
     def of(self, line: StepLine) -> StepCost:
         """A step's cost. Each row reads its whole context, whatever it shares."""
+        parts = self.parts(line).values()
+        return StepCost(num_bytes=sum(part.num_bytes for part in parts), flops=sum(part.flops for part in parts))
+
+    def parts(self, line: StepLine) -> dict[str, StepCost]:
+        """The same by part: `linears`, `head`, `attention`."""
         drawn = line.num_sampled + line.num_drafted
-        weights = self.block_weights + (self.head_weights if drawn else 0)
-        return StepCost(
-            num_bytes=weights * self.weight_bytes + (line.num_context + line.num_tokens) * self.kv_bytes,
-            flops=2 * (self.block_weights * line.num_tokens + self.head_weights * drawn) + self.flops_per_pair * line.num_pairs,
-        )
+        return {
+            "linears": StepCost(num_bytes=self.block_weights * self.weight_bytes, flops=2 * self.block_weights * line.num_tokens),
+            "head": StepCost(num_bytes=(self.head_weights if drawn else 0) * self.weight_bytes, flops=2 * self.head_weights * drawn),
+            "attention": StepCost(
+                num_bytes=(line.num_context + line.num_tokens) * self.kv_bytes, flops=self.flops_per_pair * line.num_pairs
+            ),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

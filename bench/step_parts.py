@@ -25,6 +25,8 @@ LINEARS = ("linear", "linear_add", "swiglu", "argmax")
 BLOCKS = ("attention_inputs", "gated_mlp")
 """Made of other calls, unless the ops fuse them: then norms and RoPE can't be told from the linears that they are fused with."""
 MODULES = ("Linear", "Conv1D")
+HEAD = ("logits", "argmax")
+"""Of the model: whatever its linears are, these are the head's, and count as linears."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class StepParts:
     """The forward passes of the steps so far, in their order, with those steps' numbers."""
 
     steps: list[tuple[int, ForwardParts]] = field(default_factory=list)
+    heads: list[float] = field(default_factory=list)  # seconds of each step's `linear` that the head took
     knows_linears: bool = True  # False: the model has neither Ops nor torch modules, and its linears are in the rest
     _spent: dict[str, float] = field(default_factory=dict)
     _inside: bool = False  # a timed call runs: what it calls itself is in it
@@ -64,7 +67,9 @@ class StepParts:
         spent, self._spent = self._spent, {}
         forward = report.seconds.get("forward", 0.0)
         if report.num_rows and not report.error:
-            attention, linear = spent.get("attention", 0.0), spent.get("linear", 0.0)
+            attention, head = spent.get("attention", 0.0), spent.get("head", 0.0)
+            linear = spent.get("linear", 0.0) + head
+            self.heads.append(head)
             parts = ForwardParts(attention=attention, linear=linear, rest=max(0.0, forward - attention - linear))
             self.steps.append((report.step, parts))
 
@@ -109,6 +114,8 @@ def timed_parts(engine: Engine) -> Iterator[StepParts]:
         for owner, names in found:
             for name in names:
                 _replace(undo, owner, name, parts.timed("linear", getattr(owner, name), wait))
+        for name in HEAD:
+            _replace(undo, runner.model, name, parts.timed("head", getattr(runner.model, name), wait))
         yield parts
 
 

@@ -27,6 +27,7 @@ CAPABILITIES: dict[str, Capability] = {
     "window": Capability("lets a layer see only its last so many positions", "kernel"),
     "softcap": Capability("bounds attention scores with tanh (Gemma 2)", "kernel"),
     "sinks": Capability("adds a learned sink to each head's softmax", "kernel"),
+    "weights:*": Capability("holds weights in so many bits: weights:int8, weights:int4", "ops"),
     "device:*": Capability("runs on this type of device: device:cpu, device:cuda, ...", "facts"),
     "dtype:*": Capability("weights and activations have this type: " + ", ".join(f"dtype:{name}" for name in DTYPES), "facts"),
     "kv_dtype:*": Capability("the KV cache has this type: " + ", ".join(f"kv_dtype:{name}" for name in DTYPES), "facts"),

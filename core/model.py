@@ -13,6 +13,7 @@ import torch
 
 from octavo.core.attention import LayerSpec
 from octavo.core.descriptors import ModelShape
+from octavo.core.quantization import Quantization
 from octavo.core.sampler import most_likely
 
 
@@ -64,12 +65,22 @@ class Ops(ABC):
     """
 
     @abstractmethod
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        """Take over weight [out, in] and bias [out] of a linear."""
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, quantization: Quantization | None = None) -> Any:
+        """Take over weight [out, in] and bias [out] of a linear.
+
+        `quantization`: hold what `core.quantization.quantize` makes of the weight. Ops are asked for one only where their descriptor
+        provides `weights:int8` or `weights:int4`.
+        """
 
     @abstractmethod
     def pack_gate_up(
-        self, gate: torch.Tensor, up: torch.Tensor, *, gate_bias: torch.Tensor | None = None, up_bias: torch.Tensor | None = None
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        *,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+        quantization: Quantization | None = None,
     ) -> Any:
         """Take over the two weights [inner, in] that `swiglu` needs, and their biases [inner]: both or none."""
 
@@ -79,7 +90,7 @@ class Ops(ABC):
 
     @abstractmethod
     def rows(self, packed: Any, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the packed weight, exactly as they came: ids [T] int64 -> [T, in]. An embedding whose weight is the head's."""
+        """Rows of the packed weight, as they came or as quantization left them: ids [T] int64 -> [T, in]. A tied head's embedding."""
 
     @abstractmethod
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:

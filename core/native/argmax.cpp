@@ -3,7 +3,7 @@
 // Logits are rounded to the type that `linear` would store before they are compared, so ties are the same; the lowest id wins. 64 rows of
 // 49,152 logits cost 0.2 ms here and 5.6 as a pass of their own. A row whose greatest logit is NaN or infinite has no id.
 
-#include "gemm.h"
+#include "weight_only.h"
 
 using namespace octavo::OCTAVO_LEVEL;
 using octavo::scratch;
@@ -46,7 +46,7 @@ int argmax_of_slab(const Weight* packed, const void* x, int64_t x_stride, int64_
     int status = 0;
     for_type(w.type, [&](auto of) {
         typedef decltype(of) T;
-        int64_t converted = scratch_for_inputs<T>(rows, w.k);
+        int64_t converted = ceil_div(scratch_for<T>(w, rows), 64) * 64;
         char* space = (char*)scratch(converted + threads * rows * (sizeof(int64_t) + sizeof(float)));
         if (!space) {
             status = 1;
@@ -56,8 +56,8 @@ int argmax_of_slab(const Weight* packed, const void* x, int64_t x_stride, int64_
         float* all_values = (float*)(all_ids + threads * rows);
         for (int64_t i = 0; i < threads * rows; i++) all_ids[i] = NOTHING_LEFT, all_values[i] = -INFINITY;
         in_parallel(threads, [&](Share share) {
-            Inputs in = as_inputs((const T*)x, x_stride, rows, w.k, space, share);
-            multiply<T>(w, in, rows, share, Best<T>{all_values + share.thread * rows, all_ids + share.thread * rows, w.n});
+            Inputs in = inputs_of(w, (const T*)x, x_stride, rows, space, share);
+            multiply_any<T>(w, in, rows, share, Best<T>{all_values + share.thread * rows, all_ids + share.thread * rows, w.n});
         });
         for (int64_t r = 0; r < rows; r++) {  // threads have rising columns too
             int64_t best = r;

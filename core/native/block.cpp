@@ -1,9 +1,9 @@
 // The two halves of a transformer's block, one call each: what comes before attention, and the gated MLP. In between threads meet at
 // barriers instead of leaving and entering OpenMP and Python.
 
-#include "gemm.h"
 #include "norm.h"
 #include "rope.h"
+#include "weight_only.h"
 
 using namespace octavo::OCTAVO_LEVEL;
 using octavo::scratch;
@@ -36,7 +36,7 @@ int inputs_of_slab(const BlockInputs& block, const void* x, int64_t rows, const 
     for_type(w.type, [&](auto of) {
         typedef decltype(of) T;
         int64_t normed_bytes = whole_lines(rows * w.k * sizeof(T));
-        char* space = (char*)scratch(normed_bytes + scratch_for_inputs<T>(rows, w.k));
+        char* space = (char*)scratch(normed_bytes + scratch_for<T>(w, rows));
         if (!space) {
             status = 1;
             return;
@@ -45,8 +45,8 @@ int inputs_of_slab(const BlockInputs& block, const void* x, int64_t rows, const 
         in_parallel(threads, [&](Share share) {
             norm_rows((const T*)x, (const T*)norm, normed, rows, w.k, w.k, eps, share);
             barrier();
-            Inputs in = as_inputs((const T*)normed, w.k, rows, w.k, space + normed_bytes, share);
-            multiply<T>(w, in, rows, share, Store<T>{(T*)out, w.n, nullptr, 0, w.n});
+            Inputs in = inputs_of(w, (const T*)normed, w.k, rows, space + normed_bytes, share);
+            multiply_any<T>(w, in, rows, share, Store<T>{(T*)out, w.n, nullptr, 0, w.n});
             barrier();
             for (int64_t r = share.begin(rows); r < share.end(rows); r++)
                 for (int64_t h = 0; h < heads + kv_heads; h++) {
@@ -66,7 +66,7 @@ int mlp_of_slab(const Weight* gate_up, const Weight* down, void* x, int64_t rows
     for_type(first.type, [&](auto of) {
         typedef decltype(of) T;
         int64_t normed_bytes = whole_lines(rows * first.k * sizeof(T)), inner_bytes = whole_lines(rows * first.n * sizeof(T));
-        int64_t converted = max(scratch_for_inputs<T>(rows, first.k), scratch_for_inputs<T>(rows, second.k));
+        int64_t converted = max(scratch_for<T>(first, rows), scratch_for<T>(second, rows));
         char* space = (char*)scratch(normed_bytes + inner_bytes + converted);
         if (!space) {
             status = 1;
@@ -77,11 +77,11 @@ int mlp_of_slab(const Weight* gate_up, const Weight* down, void* x, int64_t rows
         in_parallel(threads, [&](Share share) {
             norm_rows((const T*)x, (const T*)norm, normed, rows, first.k, first.k, eps, share);
             barrier();
-            Inputs in = as_inputs((const T*)normed, first.k, rows, first.k, inputs, share);
-            multiply<T>(first, in, rows, share, StoreGated<T>{inner, first.n, first.n});
+            Inputs in = inputs_of(first, (const T*)normed, first.k, rows, inputs, share);
+            multiply_any<T>(first, in, rows, share, StoreGated<T>{inner, first.n, first.n});
             barrier();
-            in = as_inputs((const T*)inner, first.n, rows, second.k, inputs, share);
-            multiply<T>(second, in, rows, share, Store<T>{(T*)x, second.n, (const T*)x, second.n, second.n});
+            in = inputs_of(second, (const T*)inner, first.n, rows, inputs, share);
+            multiply_any<T>(second, in, rows, share, Store<T>{(T*)x, second.n, (const T*)x, second.n, second.n});
         });
     });
     return status;

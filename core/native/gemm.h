@@ -20,6 +20,7 @@ struct Weight {
     const float* bias;  // [groups * n padded to NR], in the order of the panels; null: none
     int64_t n, k;       // outputs of a group, inputs
     int32_t type, groups;  // groups 2: panels of gate and up in turn, n columns each
+    int32_t quantization;  // of weight_only.h; 0: panels hold weights of `type`
 };
 
 // Memory of the calling thread, kept for the next call; null: there is none left. (processor.cpp)
@@ -158,6 +159,7 @@ OCTAVO_INLINE void tile_of(int64_t rows, const char* x, int64_t x_stride, const 
 struct Inputs {
     const char* x;
     int64_t stride;
+    const float* sums = nullptr;  // where weight_only.h needs them
 };
 
 template <class T>
@@ -242,6 +244,18 @@ OCTAVO_INLINE int64_t scratch_for_inputs(int64_t rows, int64_t k) {
     return readable<T>(k) ? 0 : rows * converted_bytes<T>(k);
 }
 
+// Call f(panel, first row, number of rows) for this thread's share: whole panels, so that a weight is read once; where these are few for many
+// threads, parts of the rows too.
+template <class Function>
+OCTAVO_INLINE void for_panels(int64_t panels, int64_t rows, Share share, Function f) {
+    int64_t parts = 1;
+    while (panels * parts < 4 * share.threads && rows >= 2 * parts * MR && share.threads > 1) parts *= 2;
+    for (int64_t item = share.begin(panels * parts); item < share.end(panels * parts); item++) {
+        int64_t part = item / panels, first = rows * part / parts;
+        f(item % panels, first, rows * (part + 1) / parts - first);
+    }
+}
+
 // This thread's share of all tiles. For each, sink(column, row, count, sums): sums [groups][MR * NR] of `count` rows from `row` on and of the
 // columns from `column` on, as many of NR as there are.
 template <class T, class Sink>
@@ -249,12 +263,8 @@ static void multiply(const Weight& w, Inputs in, int64_t rows, Share share, Sink
     typedef typename Format<T>::Word Word;
     const int64_t steps = steps_of<T>(w.k), panel_words = steps * NR, panels = ceil_div(w.n, NR);
     const Word* words = (const Word*)w.panels;
-    // Whole panels for each thread, so that a weight is read once; where these are few for many threads, parts of the rows too.
-    int64_t parts = 1;
-    while (panels * parts < 4 * share.threads && rows >= 2 * parts * MR && share.threads > 1) parts *= 2;
-    for (int64_t item = share.begin(panels * parts); item < share.end(panels * parts); item++) {
-        int64_t part = item / panels, panel = item % panels;
-        int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first, tiles = ceil_div(count, MR);
+    for_panels(panels, rows, share, [&](int64_t panel, int64_t first, int64_t count) {
+        int64_t tiles = ceil_div(count, MR);
         const Word* at = words + panel * w.groups * panel_words;
         // While this panel's tiles are computed the next panel is fetched, in equal parts by the first six tiles at most.
         int64_t fetching = max(1, min(tiles, 6)), per_tile = ceil_div(lines_of_four_steps<T>(), fetching);
@@ -269,7 +279,7 @@ static void multiply(const Weight& w, Inputs in, int64_t rows, Share share, Sink
             }
             sink(panel * NR, row, height, sums);
         }
-    }
+    });
 }
 
 // What finished tiles become.

@@ -22,6 +22,7 @@ logger = logging.getLogger("octavo")
 
 LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each needs all that those before it do
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+QUANTIZATIONS = {None: 0, "int8": 1, "int4": 2}
 
 
 class PackedLinear(ctypes.Structure):
@@ -34,6 +35,7 @@ class PackedLinear(ctypes.Structure):
         ("k", c_int64),
         ("type", c_int32),
         ("groups", c_int32),
+        ("quantization", c_int32),
     )
 
 
@@ -62,6 +64,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "packed_sizes": [c_int, c_int64, c_int64, c_int, c_void_p, c_void_p],
     "pack": [c_void_p, c_void_p, c_int64, c_int, c_int],
     "rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
+    "codes_size": [c_int, *[c_int64] * 2, c_int, c_void_p],
+    "pack_codes": [*[c_void_p] * 4, c_int, c_int],
+    "rows_of_codes": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
     "linear": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int64, c_void_p, c_int64, c_int],
     "swiglu": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
     "argmax": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
@@ -81,6 +86,9 @@ class Library:
     packed_sizes: Callable[..., int]
     pack: Callable[..., int]
     rows: Callable[..., int]
+    codes_size: Callable[..., int]
+    pack_codes: Callable[..., int]
+    rows_of_codes: Callable[..., int]
     linear: Callable[..., int]
     swiglu: Callable[..., int]
     argmax: Callable[..., int]

@@ -1,6 +1,6 @@
 // Linears: plain, with a residual, and gated.
 
-#include "gemm.h"
+#include "weight_only.h"
 
 using namespace octavo::OCTAVO_LEVEL;
 using octavo::scratch;
@@ -15,15 +15,15 @@ int multiplied(const Weight* packed, const void* x, int64_t x_stride, int64_t ro
     int status = 0;
     for_type(w.type, [&](auto of) {
         typedef decltype(of) T;
-        int64_t bytes = scratch_for_inputs<T>(rows, w.k);
+        int64_t bytes = scratch_for<T>(w, rows);
         char* space = bytes ? (char*)scratch(bytes) : nullptr;
         if (bytes && !space) {
             status = 1;
             return;
         }
         in_parallel(threads, [&](Share share) {
-            Inputs in = as_inputs((const T*)x, x_stride, rows, w.k, space, share);
-            multiply<T>(w, in, rows, share, sink(T()));
+            Inputs in = inputs_of(w, (const T*)x, x_stride, rows, space, share);
+            multiply_any<T>(w, in, rows, share, sink(T()));
         });
     });
     return status;

@@ -145,6 +145,19 @@ OCTAVO_INLINE vf load(const f16* p) {
 #endif
 }
 
+// W whole numbers of 8 bits.
+OCTAVO_INLINE vf load(const int8_t* p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    vf v;
+    for (int i = 0; i < W; i++) v[i] = (float)p[i];
+    return v;
+#endif
+}
+
 OCTAVO_INLINE vh to_bf16(vf v) {  // to nearest, ties to even
 #if defined(__AVX512BF16__)
     return (vh)_mm512_cvtneps_pbh(v);
@@ -357,6 +370,15 @@ OCTAVO_INLINE vf multiply_pairs(vf a, vf b, vf sum) { return _mm512_dpbf16_ps(su
 
 // The first n of 2 W elements, the others 0; only those n are touched.
 OCTAVO_INLINE vf load_pairs_first(const bf16* p, int64_t n) { return (vf)_mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p); }
+
+// 2 W whole numbers of 8 bits.
+OCTAVO_INLINE vf load_pairs(const int8_t* p) { return (vf)_mm512_cvtne2ps_pbh(load(p + W), load(p)); }
+
+// 16 + c of the numbers c of 4 bits that begin at bit `first`, 0 to 12, of each half of a word: 16 to 31 in bf16 differ in four bits only.
+OCTAVO_INLINE vf pairs_from_16(vu words, int first) {
+    vu placed = first < 3 ? words << (3 - first) : words >> (first - 3);
+    return (vf)_mm512_ternarylogic_epi32((__m512i)placed, _mm512_set1_epi32(0x00780078), _mm512_set1_epi32(0x41804180), 0xea);  // and, or
+}
 
 // Elements of x and y at the same place become words, in the order of `unzip_columns`.
 OCTAVO_INLINE void zip_columns(vf x, vf y, vf (&words)[2]) {

@@ -5,10 +5,12 @@ Must not import torch at the top: listing plugins and describing a model read on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from octavo.core.descriptors import ModelPlugin, ModelShape
+from pydantic import Field
+
+from octavo.core.descriptors import Facts, ModelPlugin, ModelShape
 from octavo.core.errors import ModelSourceError
 from octavo.core.hookspecs import hookimpl
 from octavo.core.options import PluginOptions
@@ -22,7 +24,12 @@ if TYPE_CHECKING:
 
 
 class LlamaOptions(PluginOptions):
-    """No options: everything is in the model's config.json."""
+    """The rest is in the model's config.json."""
+
+    quantization: Literal["int8", "int4"] | None = Field(
+        None,
+        description="hold weights in int8 (one scale a row) or int4 (groups of 32, as GGUF's Q4_1; the head in int8); unset: in dtype",
+    )
 
 
 def _read(config: Mapping[str, Any]) -> LlamaConfig:
@@ -52,7 +59,11 @@ def build(
     """Load the weights of `source` as `dtype` on `device`. Raises ModelSourceError: an unsupported config, bad or missing weights."""
     from octavo.plugins.models.llama.model import load
 
-    return load(_read(source.config), source.path, ops, dtype=dtype, device=device)
+    return load(_read(source.config), source.path, ops, dtype=dtype, device=device, quantization=options.quantization)
+
+
+def _needs(options: LlamaOptions, facts: Facts) -> Iterable[str]:
+    return {None: (), "int8": ("weights:int8",), "int4": ("weights:int4", "weights:int8")}[options.quantization]
 
 
 LLAMA = ModelPlugin(
@@ -60,6 +71,7 @@ LLAMA = ModelPlugin(
     summary="Llama, SmolLM, Mistral, Qwen2 and Qwen3, with fused weights",
     options=LlamaOptions,
     preference=10,
+    needs=_needs,
     accepts=accepts,
     describe=describe,
     rejects=lambda options, facts: ["its weights cannot be split over several devices"] if facts.tensor_parallel_size > 1 else [],

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from octavo.core.attention import LayerSpec
 from octavo.core.model import Attend, Model, Ops
+from octavo.core.quantization import Quantization
 from octavo.plugins.models.llama.config import LlamaConfig
 from octavo.plugins.models.llama.rope import Rope
 from octavo.plugins.models.llama.weights import Weights
@@ -105,17 +106,25 @@ class Llama(Model):
         return self._weight_bytes
 
 
-def load(config: LlamaConfig, folder: Path, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> Llama:
-    """Build the model from the weights in `folder`, as `dtype` on `device`. Raises ModelSourceError: see `Weights`."""
+def load(
+    config: LlamaConfig, folder: Path, ops: Ops, *, dtype: torch.dtype, device: torch.device, quantization: Quantization | None = None
+) -> Llama:
+    """Build the model from the weights in `folder`, as `dtype` on `device`. Raises ModelSourceError: see `Weights`.
+
+    `quantization` is that of all linears, but for a head in int8 where it is int4: 4 bits there cost most. Norms and an embedding that is
+    not tied to the head, of which a step reads a few rows, stay as they are.
+    """
     weights = Weights(folder, dtype=dtype, device=device)
     # Old checkpoints hold the frequencies of RoPE; some with tied embeddings hold the head all the same.
     weights.check(_expected(config), ignored=("rotary_emb.inv_freq", *(("lm_head.weight",) if config.tied else ())))
     size = 0
 
-    def pack(*names: str, bias: bool) -> Any:
+    def pack(*names: str, bias: bool, kind: Quantization | None = quantization) -> Any:
         nonlocal size
         packed = ops.pack(
-            weights.load(*(f"{name}.weight" for name in names)), weights.load(*(f"{name}.bias" for name in names)) if bias else None
+            weights.load(*(f"{name}.weight" for name in names)),
+            weights.load(*(f"{name}.bias" for name in names)) if bias else None,
+            quantization=kind,
         )
         size += ops.packed_bytes(packed)
         return packed
@@ -130,7 +139,7 @@ def load(config: LlamaConfig, folder: Path, ops: Ops, *, dtype: torch.dtype, dev
         nonlocal size
         gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
         biases = {"gate_bias": weights.load(f"{gate}.bias"), "up_bias": weights.load(f"{up}.bias")} if config.mlp_bias else {}
-        packed = ops.pack_gate_up(weights.load(f"{gate}.weight"), weights.load(f"{up}.weight"), **biases)
+        packed = ops.pack_gate_up(weights.load(f"{gate}.weight"), weights.load(f"{up}.weight"), quantization=quantization, **biases)
         size += ops.packed_bytes(packed)
         return packed
 
@@ -150,7 +159,7 @@ def load(config: LlamaConfig, folder: Path, ops: Ops, *, dtype: torch.dtype, dev
     embedding = None if config.tied else plain("model.embed_tokens")
     blocks = [block(f"model.layers.{index}") for index in range(config.shape.num_layers)]
     norm = plain("model.norm")
-    head = pack("model.embed_tokens" if config.tied else "lm_head", bias=False)
+    head = pack("model.embed_tokens" if config.tied else "lm_head", bias=False, kind=quantization and "int8")
     return Llama(config, ops, embedding=embedding, blocks=blocks, norm=norm, head=head, weight_bytes=size)
 
 

@@ -55,6 +55,7 @@ CPU = OpsPlugin(
     summary="packed weights and fused blocks of the native library, on a CPU",
     options=CpuOpsOptions,
     needs=_needs,
+    provides=frozenset({"weights:int8", "weights:int4"}),
     rejects=_rejects,
     avoids=_avoids,
     preference=10,

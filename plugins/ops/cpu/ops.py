@@ -13,6 +13,7 @@ from octavo.core.errors import PluginContractError
 from octavo.core.model import Ops
 from octavo.core.native import Library
 from octavo.core.native.library import TYPES
+from octavo.core.quantization import Quantization
 from octavo.plugins.ops.cpu.packing import Arena, Block, Packed
 
 
@@ -26,19 +27,25 @@ class CpuOps(Ops):
         self._arena = Arena(library)
         self._angles: tuple[torch.Tensor | None, torch.Tensor | None, tuple[int, int]] = (None, None, (0, 0))  # the last that were checked
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, quantization: Quantization | None = None) -> Packed:
         self._check(weight, "weight", (None, None))
         _check_biases(weight, [bias])
-        return Packed(self._library, self._arena, [weight], None if bias is None else [bias])
+        return Packed(self._library, self._arena, [weight], None if bias is None else [bias], quantization)
 
     def pack_gate_up(
-        self, gate: torch.Tensor, up: torch.Tensor, *, gate_bias: torch.Tensor | None = None, up_bias: torch.Tensor | None = None
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        *,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+        quantization: Quantization | None = None,
     ) -> Packed:
         self._check(gate, "gate", (None, None))
         self._check(up, "up", gate.shape)
         _check_biases(gate, [gate_bias, up_bias])
         biases = None if gate_bias is None or up_bias is None else [gate_bias, up_bias]
-        return Packed(self._library, self._arena, [gate, up], biases)
+        return Packed(self._library, self._arena, [gate, up], biases, quantization)
 
     def packed_bytes(self, packed: Packed) -> int:
         return packed.num_bytes
@@ -53,7 +60,8 @@ class CpuOps(Ops):
             if low < 0 or high >= packed.n:
                 raise IndexError(f"ids {low} to {high} in a weight of {packed.n} rows")
         out = torch.empty(len(ids), packed.k, dtype=self.dtype)
-        self._library.rows(packed.address, ids.data_ptr(), len(ids), out.data_ptr(), torch.get_num_threads())
+        read = self._library.rows if packed.quantization is None else self._library.rows_of_codes
+        read(packed.address, ids.data_ptr(), len(ids), out.data_ptr(), torch.get_num_threads())
         return out
 
     def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:

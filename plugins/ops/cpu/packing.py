@@ -8,7 +8,8 @@ from ctypes import c_int64
 import torch
 
 from octavo.core.native import BlockInputs, Library, PackedLinear
-from octavo.core.native.library import TYPES
+from octavo.core.native.library import QUANTIZATIONS, TYPES
+from octavo.core.quantization import Quantization, QuantizedWeight, quantize
 
 _HUGE_PAGE = 2 * 2**20
 _CHUNK = 32 * 2**20
@@ -51,21 +52,39 @@ class Packed:
 
     block: Block | None = None
 
-    def __init__(self, library: Library, arena: Arena, weights: list[torch.Tensor], biases: list[torch.Tensor] | None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        arena: Arena,
+        weights: list[torch.Tensor],
+        biases: list[torch.Tensor] | None,
+        quantization: Quantization | None,
+    ) -> None:
         """Copy weights [n, k] of one dtype and shape whose rows have no gaps, and biases [n]: the originals are not needed any more."""
-        self._library, self.groups = library, len(weights)
+        self._library, self.groups, self.quantization = library, len(weights), quantization
         self.n, self.k = weights[0].shape
         self.dtype = weights[0].dtype
         kind = TYPES[str(self.dtype).removeprefix("torch.")]
         size, columns = c_int64(), c_int64()
         library.packed_sizes(kind, self.n, self.k, self.groups, ctypes.byref(size), ctypes.byref(columns))
+        if quantization is not None:
+            library.codes_size(QUANTIZATIONS[quantization], self.n, self.k, self.groups, ctypes.byref(size))
         self.panels = arena.take(size.value)
         self.bias = None if biases is None else self._interleaved(biases, columns.value)
         bias = 0 if self.bias is None else self.bias.data_ptr()
-        self._struct = PackedLinear(self.panels.data_ptr(), bias, self.n, self.k, kind, self.groups)
+        self._struct = PackedLinear(self.panels.data_ptr(), bias, self.n, self.k, kind, self.groups, QUANTIZATIONS[quantization])
         self.address = ctypes.addressof(self._struct)
         for group, weight in enumerate(weights):
-            library.pack(self.address, weight.data_ptr(), weight.stride(0), group, torch.get_num_threads())
+            if quantization is None:
+                library.pack(self.address, weight.data_ptr(), weight.stride(0), group, torch.get_num_threads())
+            else:
+                self._pack_codes(quantize(weight, quantization), group)
+
+    def _pack_codes(self, weight: QuantizedWeight, group: int) -> None:
+        codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
+        minima = None if weight.minima is None else weight.minima.contiguous()
+        where = codes.data_ptr(), scales.data_ptr(), 0 if minima is None else minima.data_ptr()
+        self._library.pack_codes(self.address, *where, group, torch.get_num_threads())
 
     def _interleaved(self, biases: list[torch.Tensor], columns: int) -> torch.Tensor:
         """Biases in fp32 and the order of the panels: some columns of the first group, as many of the second, and so on."""

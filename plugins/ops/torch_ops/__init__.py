@@ -25,7 +25,13 @@ def _build(options: TorchOpsOptions, facts: Facts) -> Ops:
     return TorchOps()
 
 
-TORCH = OpsPlugin(name="torch", summary="plain torch calls, on any device", options=TorchOpsOptions, build=_build)
+TORCH = OpsPlugin(
+    name="torch",
+    summary="plain torch calls, on any device",
+    options=TorchOpsOptions,
+    provides=frozenset({"weights:int8", "weights:int4"}),
+    build=_build,
+)
 
 
 @hookimpl

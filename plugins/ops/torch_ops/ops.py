@@ -1,5 +1,6 @@
 """The operations of a layer in torch. A packed weight is the weight as it came and its bias: nothing is copied but gate and up, joined.
 
+Quantised weights are dequantised when they are packed: the same numbers as other ops have, in the memory and time of whole weights.
 Must not know: models, attention, devices.
 """
 
@@ -11,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from octavo.core.model import Ops
+from octavo.core.quantization import Quantization, quantize
 from octavo.core.sampler import most_likely
 
 
@@ -24,14 +26,20 @@ class Linear(NamedTuple):
 class TorchOps(Ops):
     """See `octavo.core.model.Ops`."""
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return Linear(weight, bias)
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, quantization: Quantization | None = None) -> Linear:
+        return Linear(_quantized(weight, quantization), bias)
 
     def pack_gate_up(
-        self, gate: torch.Tensor, up: torch.Tensor, *, gate_bias: torch.Tensor | None = None, up_bias: torch.Tensor | None = None
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        *,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+        quantization: Quantization | None = None,
     ) -> Linear:
         bias = None if gate_bias is None or up_bias is None else torch.cat([gate_bias, up_bias])
-        return Linear(torch.cat([gate, up]), bias)
+        return Linear(_quantized(torch.cat([gate, up]), quantization), bias)
 
     def packed_bytes(self, packed: Linear) -> int:
         return sum(tensor.nbytes for tensor in packed if tensor is not None)
@@ -59,3 +67,7 @@ class TorchOps(Ops):
 
     def argmax(self, x: torch.Tensor, packed: Linear) -> torch.Tensor:
         return most_likely(F.linear(x, packed.weight, packed.bias))
+
+
+def _quantized(weight: torch.Tensor, quantization: Quantization | None) -> torch.Tensor:
+    return weight if quantization is None else quantize(weight, quantization).dequantized(weight.dtype)

@@ -1,0 +1,212 @@
+"""Ops `cpu` with weights of 8 and 4 bits: the products of the weights that `quantize` gives, computed in double precision, at every level.
+
+Nothing is rounded but sums in fp32 and the result. A row has the same bits alone and in company, and with any number of threads.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from octavo.core.model import Ops
+from octavo.core.native import absence, load
+from octavo.core.native.library import levels
+from octavo.core.quantization import Quantization, quantize
+from octavo.core.sampler import NOT_FINITE
+from octavo.plugins.ops.cpu.ops import CpuOps
+from octavo.plugins.ops.torch_ops.ops import TorchOps
+from tests.plugins.ops.test_cpu import DTYPES, LEVELS, close, randn, shapes, strided
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    """Skipped where this processor lacks it."""
+    if reason := absence():
+        pytest.skip(reason)
+    if request.param not in levels():
+        pytest.skip(f"this processor has no {request.param}")
+    return str(request.param)
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def ops(request: pytest.FixtureRequest, level: str) -> CpuOps:
+    """At each level, in each type."""
+    return CpuOps(load(level), request.param)
+
+
+@pytest.fixture(params=["int8", "int4"])
+def kind(request: pytest.FixtureRequest) -> Quantization:
+    """Both."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads, which is ours too."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def exact(weight: torch.Tensor, kind: Quantization) -> torch.Tensor:
+    """The weight that is computed with, in double precision."""
+    quantized = quantize(weight, kind)
+    if quantized.minima is None:
+        return quantized.codes.double() * quantized.scales.double()
+    scales, minima = (each.double().repeat_interleave(32, dim=1)[:, : weight.shape[1]] for each in (quantized.scales, quantized.minima))
+    return quantized.codes.double() * scales + minima
+
+
+def reach(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What the terms of each sum amount to, for the error of summing: codes carry the sum of x along, by minimum or 16 scales."""
+    return x.double().abs() @ weight.double().abs().amax(dim=1).expand(x.shape[1], -1)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_linears(ops: CpuOps, kind: Quantization, threads: Callable[[int], None], num_threads: int) -> None:
+    """linear, linear_add and swiglu of whole and cut chunks, panels and tiles, with and without biases; what surrounds a result stays."""
+    threads(num_threads)
+    dtype = ops.dtype
+    for seed, (rows, k, n) in enumerate([*shapes(12, seed=num_threads), (131, 33, 50), (1, 97, 200), (2, 576, 60), (4, 70, 30)]):
+        x = strided(rows, k, seed=seed, dtype=dtype)
+        weight, up = (randn(n, k, seed=seed + s, dtype=dtype) / k**0.5 for s in (1, 2))
+        bias, up_bias = (randn(n, seed=seed + s, dtype=dtype) for s in (3, 4)) if seed % 2 else (None, None)
+        packed = ops.pack(weight, bias, quantization=kind)
+        expected = F.linear(x.double(), exact(weight, kind), None if bias is None else bias.double())
+        close(ops.linear(x, packed), expected, reach(x, weight))
+        residual = strided(rows, n, seed=seed + 5, dtype=dtype)
+        surroundings, total = residual._base, residual.double() + expected
+        assert ops.linear_add(x, packed, residual) is residual
+        close(residual, total, reach(x, weight))
+        assert surroundings is not None
+        assert int(surroundings.isnan().sum()) == surroundings.numel() - rows * n
+        gated = ops.swiglu(x, ops.pack_gate_up(weight, up, gate_bias=bias, up_bias=up_bias, quantization=kind))
+        other = F.linear(x.double(), exact(up, kind), None if up_bias is None else up_bias.double())
+        close(gated, F.silu(expected) * other, (1 + reach(x, weight)) * (1 + reach(x, up)))
+
+
+def every_op(ops: CpuOps, kind: Quantization) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Each op with packed weights as a function of x [rows, 65]: with tails in every dimension."""
+    k, heads, kv_heads, size, dtype = 65, 3, 1, 10, ops.dtype
+    pack = [ops.pack(randn(n, width, seed=n, dtype=dtype), quantization=kind) for n, width in ((100, k), (k, k), (k, 77), (50, k))]
+    weight, square, down, qkv = pack
+    gate_up = ops.pack_gate_up(randn(77, k, seed=4, dtype=dtype), randn(77, k, seed=5, dtype=dtype), quantization=kind)
+    norm = randn(k, seed=8, dtype=dtype)
+    norms: dict[str, Any] = {"q_norm": randn(size, seed=9, dtype=dtype), "k_norm": randn(size, seed=10, dtype=dtype)}
+
+    def inputs(x: torch.Tensor) -> torch.Tensor:
+        angles = x[:, :5].float()
+        parts = ops.attention_inputs(x, qkv, norm=norm, eps=1e-5, heads=(heads, kv_heads), cos=angles.cos(), sin=angles.sin(), **norms)
+        return torch.cat(parts, dim=1).flatten(1)
+
+    return {
+        "linear": lambda x: ops.linear(x, weight),
+        "linear_add": lambda x: ops.linear_add(x, square, x.clone()),
+        "swiglu": lambda x: ops.swiglu(x, gate_up),
+        "argmax": lambda x: ops.argmax(x, weight),
+        "gated_mlp": lambda x: ops.gated_mlp(x.clone(), gate_up, down, norm=norm, eps=1e-5),
+        "attention_inputs": inputs,
+    }
+
+
+def test_a_row_depends_on_nothing_but_itself(ops: CpuOps, kind: Quantization, threads: Callable[[int], None]) -> None:
+    """Taken apart in registers or in a buffer, in one block of tiles or many, on any number of threads, beside NaN: the same bits."""
+    x = randn(150, 65, seed=0, dtype=ops.dtype)
+    for name, op in every_op(ops, kind).items():
+        threads(1)
+        whole = op(x)
+        for number in (1, 2, 5):
+            threads(number)
+            assert torch.equal(op(x), whole), (name, number)
+            for first, last in ((0, 1), (149, 150), (5, 7), (5, 8), (5, 9), (5, 13), (5, 14), (1, 66), (1, 100)):
+                assert torch.equal(op(x[first:last].contiguous()), whole[first:last]), (name, number, first, last)
+        company = x.clone()
+        company[::2] = torch.nan
+        assert torch.equal(op(company)[1::2], whole[1::2]), name
+
+
+def test_blocks_are_their_parts(ops: CpuOps, kind: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused blocks have the bits of the plain ops in a row."""
+    x, names = randn(13, 65, seed=0, dtype=ops.dtype), ("gated_mlp", "attention_inputs")
+    fused = {name: every_op(ops, kind)[name](x) for name in names}
+    for name in names:
+        monkeypatch.setattr(CpuOps, name, getattr(Ops, name))
+    for name in names:
+        assert torch.equal(every_op(ops, kind)[name](x), fused[name]), name
+
+
+def test_argmax_is_that_of_the_logits(ops: CpuOps, kind: Quantization) -> None:
+    """Ties too; NaN is no id."""
+    for seed, (rows, k, n) in enumerate(shapes(12, seed=3)):
+        x, packed = randn(rows, k, seed=seed, dtype=ops.dtype), ops.pack(randn(n, k, seed=seed + 1, dtype=ops.dtype), quantization=kind)
+        assert torch.equal(ops.argmax(x, packed), ops.linear(x, packed).argmax(-1))
+        assert ops.argmax(x * torch.nan, packed).tolist() == [NOT_FINITE] * rows
+
+
+def test_rows_are_the_torch_ops_rows(ops: CpuOps, kind: Quantization) -> None:
+    """An embedding out of the head is that of the dequantised weight, bit by bit."""
+    torch_ops = TorchOps()
+    for n, k in ((1, 1), (96, 64), (101, 33), (50, 70)):
+        weight, ids = randn(n, k, seed=n, dtype=ops.dtype), torch.arange(n).flip(0)
+        found = ops.rows(ops.pack(weight, quantization=kind), ids)
+        expected = torch_ops.rows(torch_ops.pack(weight, quantization=kind), ids)
+        if kind == "int4" and ops.dtype is torch.float32:  # torch fuses product and sum or not, as its vectors end
+            torch.testing.assert_close(found, expected, rtol=0, atol=2.0**-23 * 4)
+        else:
+            assert torch.equal(found, expected) or (found.double() - expected.double()).abs().max() <= 2.0**-8 * expected.abs().max()
+        assert len(ops.rows(ops.pack(weight, quantization=kind), ids[:0])) == 0
+
+
+def test_no_rows_are_fine(ops: CpuOps, kind: Quantization) -> None:
+    """A step may want no logits."""
+    for name, op in every_op(ops, kind).items():
+        assert len(op(torch.empty(0, 65, dtype=ops.dtype))) == 0, name
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 5)])  # int4: 4, and 16 + 16 for each group of 32
+def test_bytes_are_those_of_the_codes(ops: CpuOps, kind: Quantization, bits: int) -> None:
+    """Of whole panels and groups, with int8's scales of 4 bytes a row; biases count."""
+    scales = 4 * 96 if kind == "int8" else 0
+    assert ops.packed_bytes(ops.pack(randn(96, 64, seed=0, dtype=ops.dtype), quantization=kind)) == 96 * 64 * bits // 8 + scales
+    biases = {"gate_bias": torch.zeros(96), "up_bias": torch.zeros(96)}
+    gate_up = ops.pack_gate_up(*(randn(96, 64, seed=0, dtype=ops.dtype),) * 2, quantization=kind, **biases)
+    assert ops.packed_bytes(gate_up) == 2 * (96 * 64 * bits // 8 + scales + 96 * 4)
+
+
+RESIDENT = """
+import ctypes, gc, sys
+import psutil, torch
+from octavo.core.native import load
+from octavo.plugins.ops.cpu.ops import CpuOps
+
+trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)  # glibc keeps what was freed
+ops = CpuOps(load(), torch.bfloat16)
+
+def pack():
+    return ops.pack(torch.ones(4096, 4096, dtype=torch.bfloat16), quantization=sys.argv[1])
+
+def resident():
+    gc.collect()
+    trim(0)
+    return psutil.Process().memory_info().rss
+
+pack()
+before = resident()
+kept = [pack() for _ in range(8)]
+print((resident() - before) / 2**20)
+"""
+
+
+@pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+@pytest.mark.parametrize(("kind", "share"), [("int8", 0.5), ("int4", 0.3125)])
+def test_memory_is_really_smaller(kind: Quantization, share: float) -> None:
+    """What stays resident of 256 MiB of bf16, in a process of its own, is that share, give or take a chunk of huge pages."""
+    done = subprocess.run([sys.executable, "-c", RESIDENT, kind], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert abs(float(done.stdout) - share * 256) < 40, f"8 weights take {done.stdout} MiB"
