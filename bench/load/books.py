@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -107,6 +108,8 @@ def _idle(found: Numbers) -> Iterator[Check]:
             yield _equal(f"{older} and {name}", found[older], found[name])
     yield _equal("engine_alive", found["engine_alive"], 1)
     yield "max_num_seqs", found["max_num_seqs"], 1, math.inf
+    if "compute_threads" in found.samples:
+        yield "compute_threads and cores", found["compute_threads"], 1, os.cpu_count() or math.inf
     yield _equal("cache_config_info", found["cache_config_info"], 1)
 
 

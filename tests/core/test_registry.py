@@ -43,7 +43,7 @@ class Required(PluginOptions):
         (
             fake_kernel(provides=frozenset({"windows"})),
             "kernel 'naive' provides an unknown capability 'windows' (did you mean window?): known are contiguous_kv, paged_kv, window, "
-            "softcap, sinks, device:*, dtype:*, kv_dtype:*; a word of your own needs a dot, like 'mycorp.windows'",
+            "softcap, sinks, weights:*, device:*, dtype:*, kv_dtype:*; a word of your own needs a dot, like 'mycorp.windows'",
         ),
         (fake_kernel(provides=frozenset({"device:cuda"})), "kernel 'naive' provides device:cuda, which only facts can provide"),
         (fake_allocator(provides=frozenset({"window"})), "allocator 'paged' provides window, which only kernel can provide"),

@@ -12,6 +12,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+# Each runs in the environment of the engine that it measures, and is the only file that imports it.
+PEERS = ("vllm.py", "llama_cpp.py")
+
 
 def imported(files: set[Path]) -> dict[str, str]:
     """Distribution -> one file that imports it, at the top of a module or inside a function."""
@@ -43,9 +46,18 @@ def declared(root: Path, *extras: str) -> dict[str, Requirement]:
 def test_whatever_is_imported_is_declared(part, extras, root, packaged):
     """The engine needs its dependencies alone; the conformance kit, bench and the tests may use their own extras too."""
     apart = {name: set((root / name).rglob("*.py")) for name in ("core/testing", "bench", "tests")}
+    apart["bench"] -= {root / "bench/peers/workers" / name for name in PEERS}
     files = apart.get(part) or {root / file for file in packaged} - set().union(*apart.values())
     missing = {name: place for name, place in imported(files).items() if name not in declared(root, *extras)}
     assert not missing, f"imported but not declared in pyproject.toml: {missing}"
+
+
+def test_a_peer_is_imported_by_its_worker_alone(root):
+    for name in PEERS:
+        worker = root / "bench/peers/workers" / name
+        others = set((root / "bench/peers").rglob("*.py")) - {worker}
+        [peer] = {it for it in imported({worker}) if it.startswith(canonicalize_name(worker.stem))}
+        assert peer not in imported(others)
 
 
 def test_an_undeclared_import_is_seen(tmp_path):

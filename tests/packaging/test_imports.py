@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # The only modules of core that may import torch. A new module is light, or its author adds it here.
 TORCH = {
     *("assembly", "attention", "devices", "fetching", "inputs", "kv_tensors", "logits_processing", "model", "out_of_memory"),
-    *("reference_attention", "sampler", "sampling_blocks", "sampling_contenders", "sampling_filters", "scoring"),
+    *("reference_attention", "quantization", "sampler", "sampling_blocks", "sampling_contenders", "sampling_filters", "scoring"),
     *("torch_handle", "torch_runner"),
 }
 # What the file plan promises to be without torch, so that no rename takes a module out of this test unseen.
