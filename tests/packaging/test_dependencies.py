@@ -46,8 +46,8 @@ def declared(root: Path, *extras: str) -> dict[str, Requirement]:
 def test_whatever_is_imported_is_declared(part, extras, root, packaged):
     """The engine needs its dependencies alone; the conformance kit, bench and the tests may use their own extras too."""
     apart = {name: set((root / name).rglob("*.py")) for name in ("core/testing", "bench", "tests")}
-    apart["bench"] -= {root / "bench/peers/workers" / name for name in PEERS}
     files = apart.get(part) or {root / file for file in packaged} - set().union(*apart.values())
+    files -= {root / "bench/peers/workers" / name for name in PEERS}
     missing = {name: place for name, place in imported(files).items() if name not in declared(root, *extras)}
     assert not missing, f"imported but not declared in pyproject.toml: {missing}"
 
