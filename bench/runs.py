@@ -239,3 +239,8 @@ _IDENTITY = TypeAdapter(Identity | None)
 _MEMORY = TypeAdapter(MemoryTable | None)
 _SERVER = TypeAdapter(ServerIdentity | None)
 _PARTS = TypeAdapter(list[Part])
+
+
+def sum_known(one: int | None, other: int | None) -> int | None:
+    """Of two counts of one thing; None where one of them is not known."""
+    return None if one is None or other is None else one + other

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from octavo.bench.contradictions import PERCENTILES, SECTIONS, contradiction
 from octavo.bench.metrics import measure
-from octavo.bench.parts import apart
+from octavo.bench.run_parts import apart
 from octavo.bench.runs import Run
 from octavo.bench.serving_table import as_json
 from octavo.bench.step_log import StepLine

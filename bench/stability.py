@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from octavo.bench.records import RequestRecord
-from octavo.bench.runs import Run
+from octavo.bench.runs import Run, sum_known
 from octavo.core.errors import OutOfMemoryError
 
 HELD = 0.1  # of a run's duration: so long must a number of requests have been answered at once
@@ -36,7 +36,7 @@ class Stability:
 
     def joined(self, other: Stability) -> Stability:
         """Of two repeats: sums, and the concurrency that was stable in both."""
-        found = {one.name: _sum(getattr(self, one.name), getattr(other, one.name)) for one in fields(Stability)}
+        found = {one.name: sum_known(getattr(self, one.name), getattr(other, one.name)) for one in fields(Stability)}
         return Stability(**found | {"stable": min(self.stable, other.stable)})  # type: ignore[arg-type]
 
 
@@ -102,10 +102,6 @@ def highest_stable(records: Sequence[RequestRecord]) -> int:
         if fewer == 0 or tokens[number:].sum() / seconds[number:].sum() >= KEPT * tokens[1:number].sum() / fewer:
             return number
     return 0
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
 
 
 NAMES = {

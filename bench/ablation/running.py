@@ -8,8 +8,7 @@ Must not know: plugins by name, how results are shown.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from octavo.bench.step_log import StepLog
 from octavo.bench.work import Work
 from octavo.core.assembly import BuiltEngine
 from octavo.core.errors import ResultError
+from octavo.core.garbage import collecting_no_garbage
 
 Told = Callable[[str, int, int], object]
 """(what is being done, requests that are over, requests in all; 0 while that is unknown)."""
@@ -160,7 +160,8 @@ class _Ablation:
         engine.kv.reset()
         identity, meter = identify(built, work), self.engines.meter(cell.config)
         meter.begin(num_tokens=full_step(built.config))
-        with _no_collection():
+        gc.collect()
+        with collecting_no_garbage():
             log = StepLog(engine.clock.now())
             with log.watching(engine):
                 records = drive(engine, work, concurrency=load.concurrency, zero=log.zero, timeout_s=load.timeout_s, progress=ended)
@@ -214,16 +215,3 @@ class _Ablation:
         # What an earlier start has compared stands until as much is compared anew, or something differs.
         if set(self.result.compared.get(scenario, ())) <= set(compared) or not all(outputs.agree for outputs in known.values()):
             self.result.outputs[scenario], self.result.compared[scenario] = dict(known), list(compared)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage is collected before and not while."""
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

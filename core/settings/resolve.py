@@ -132,7 +132,7 @@ def _with_automatic_parts(registry: Registry, config: EngineConfig, facts: Facts
     named = {kind: cast("Choice | None", getattr(config, kind)) for kind in ("model", *EXCHANGEABLE)}
     candidates = {kind: [choice] if choice else _candidates(registry, kind) for kind, choice in named.items()}
     for kind, choices in candidates.items():  # what had better not be taken comes last
-        candidates[kind] = sorted(choices, key=lambda choice: any(choice.plugin.avoids(choice.options, facts)) and len(choices) > 1)
+        candidates[kind] = sorted(choices, key=lambda choice: len(choices) > 1 and any(choice.plugin.avoids(choice.options, facts)))
     combinations = [Stack(**dict(zip(candidates, parts, strict=True))) for parts in product(*candidates.values())]
     return min(combinations, key=lambda stack: len(problems(stack, facts)))  # the first of equals: the favourites
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import gc
 from pathlib import Path
 
 import pytest
 
-from octavo.cli.settings import add_config_arguments, collecting_no_garbage, config_from
+from octavo.cli.settings import add_config_arguments, config_from
 from octavo.core.options import SchedulerOptions
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig
@@ -45,18 +44,3 @@ def test_a_preset_lies_under_every_other_setting(tmp_path: Path, monkeypatch: py
     config = config_of("--config", str(tmp_path / "o.toml"), "--preset", "chat", "--allocator", "paged", registry=registry)
     assert (config.scheduler.name, config.allocator.name) == ("chunked", "paged")
     assert config.scheduler.options == SchedulerOptions(max_num_batched_tokens=2048, max_num_seqs=4)
-
-
-def test_garbage_is_collected_again_after_the_start() -> None:
-    """Also where the start failed; who had it off keeps it off."""
-    with pytest.raises(RuntimeError), collecting_no_garbage():
-        assert not gc.isenabled()
-        raise RuntimeError
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with collecting_no_garbage():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.garbage import collecting_no_garbage
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig, load_config
 from octavo.core.settings.flat import from_flat
@@ -71,7 +70,7 @@ def open_llm(args: argparse.Namespace, *, on_load: Callable[[LoadedModel], objec
     """An `LLM` with that config; close it. `on_load` is called when the model is loaded and no pool is there yet."""
     registry = Registry.discover()
     config = config_from(args, registry)
-    with collecting_no_garbage():
+    with collecting_no_garbage():  # all that is imported and loaded stays; searching it takes a tenth of torch's import
         from octavo.core.assembly import build_engine, load_model  # imports torch: not before the settings are known to be right
         from octavo.llm import LLM
 
@@ -79,15 +78,3 @@ def open_llm(args: argparse.Namespace, *, on_load: Callable[[LoadedModel], objec
         if on_load is not None:
             on_load(loaded)
         return LLM.from_built(build_engine(registry, config, loaded, report=say))
-
-
-@contextmanager
-def collecting_no_garbage() -> Iterator[None]:
-    """While much is imported and loaded, all of which stays: searching it for garbage takes a tenth of torch's import."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

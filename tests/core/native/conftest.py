@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.native import Library, absence, load
-from octavo.core.native.library import levels
+from octavo.core.native import Library, load
+from octavo.core.native.library import LEVELS
+from tests.native_levels import skip_unless_it_runs
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512", "avx512_bf16"])
+@pytest.fixture(params=LEVELS)
 def library(request: pytest.FixtureRequest) -> Library:
     """Skipped where there is no compiler, and for levels of other processors."""
-    if reason := absence():
-        pytest.skip(reason)
-    if request.param not in levels():
-        pytest.skip(f"this processor has no {request.param}")
+    skip_unless_it_runs(request.param)
     return load(request.param)

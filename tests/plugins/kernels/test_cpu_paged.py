@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,31 +14,13 @@ import torch
 from octavo.core.attention import Kernel, LayerSpec
 from octavo.core.errors import PluginContractError
 from octavo.core.native import absence, load
-from octavo.core.native.library import LEVELS, levels
+from octavo.core.native.library import levels
 from octavo.plugins.kernels.cpu_paged import CPU_PAGED
 from tests.plugins.kernels.cases import DTYPES, TOLERANCE, Case, Spec, axes, facts, make_case
 
 CASES = int(os.environ.get("OCTAVO_FUZZ_CASES", "400"))  # of all levels of this processor together
 TASTE = 25  # cases of a test
 EDGES = (1, 2, 15, 16, 17, 96, 97, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1025)  # where chunks, tiles and parts begin and end
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> str:
-    """Skipped where there is no library, or where this processor lacks the level."""
-    if reason := absence():
-        pytest.skip(reason)
-    if request.param not in levels():
-        pytest.skip(f"this processor has no {request.param}")
-    return str(request.param)
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Sets torch's number of threads, which is the kernel's too."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def kernel_of(level: str, *layers: LayerSpec, dtype: str = "float32") -> Kernel:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,39 +18,12 @@ from torch.nn import functional as F
 from octavo.core.errors import PluginContractError
 from octavo.core.model import Ops
 from octavo.core.native import absence, load
-from octavo.core.native.library import levels
 from octavo.core.sampler import NOT_FINITE, NOTHING_LEFT
 from octavo.plugins.ops.cpu import CPU, octavo_ops
 from octavo.plugins.ops.cpu.ops import CpuOps
 
-LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # fp32: of a sum over k
 needs_library = pytest.mark.skipif(absence() is not None, reason="built without a compiler")
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> str:
-    """Skipped where this processor lacks it."""
-    if reason := absence():
-        pytest.skip(reason)
-    if request.param not in levels():
-        pytest.skip(f"this processor has no {request.param}")
-    return str(request.param)
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def ops(request: pytest.FixtureRequest, level: str) -> CpuOps:
-    """At each level, in each type."""
-    return CpuOps(load(level), request.param)
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[Callable[[int], None]]:
-    """Sets torch's number of threads, which is ours too."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:

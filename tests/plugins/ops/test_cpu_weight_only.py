@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,43 +15,18 @@ import torch
 from torch.nn import functional as F
 
 from octavo.core.model import Ops
-from octavo.core.native import absence, load
-from octavo.core.native.library import levels
+from octavo.core.native import absence
 from octavo.core.quantization import Quantization, quantize
 from octavo.core.sampler import NOT_FINITE
 from octavo.plugins.ops.cpu.ops import CpuOps
 from octavo.plugins.ops.torch_ops.ops import TorchOps
-from tests.plugins.ops.test_cpu import DTYPES, LEVELS, close, randn, shapes, strided
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> str:
-    """Skipped where this processor lacks it."""
-    if reason := absence():
-        pytest.skip(reason)
-    if request.param not in levels():
-        pytest.skip(f"this processor has no {request.param}")
-    return str(request.param)
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def ops(request: pytest.FixtureRequest, level: str) -> CpuOps:
-    """At each level, in each type."""
-    return CpuOps(load(level), request.param)
+from tests.plugins.ops.test_cpu import close, randn, shapes, strided
 
 
 @pytest.fixture(params=["int8", "int4"])
 def kind(request: pytest.FixtureRequest) -> Quantization:
     """Both."""
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[Callable[[int], None]]:
-    """Sets torch's number of threads, which is ours too."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def exact(weight: torch.Tensor, kind: Quantization) -> torch.Tensor:

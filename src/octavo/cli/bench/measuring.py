@@ -122,7 +122,7 @@ def _whole(args: argparse.Namespace, before: Run | None, begun: Run, measure: Ca
     """All of the work, or what is left of it and what was there, as one run."""
     if before is None:
         return measure(begun.work)
-    from octavo.bench.parts import joined, rest_of
+    from octavo.bench.run_parts import joined, rest_of
 
     check_same(args.resume, before, begun)
     rest = rest_of(before)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from octavo.bench.records import RequestRecord
-from octavo.bench.runs import Part, Run
+from octavo.bench.runs import Part, Run, sum_known
 from octavo.bench.step_log import StepLine
 from octavo.bench.work import Item, Work, prompt_of
 from octavo.core.errors import ResultError
@@ -63,7 +63,7 @@ def joined(run: Run, later: Run, rest: Rest) -> Run:
     records = [record for record in run.records if not record.cut_short]
     records += [_at_its_place(record, rest.indices, stopped) for record in later.records]
     memory = max((one.memory for one in (run, later) if one.memory is not None), key=lambda table: table.peak, default=None)
-    counted = {name: _sum(value, later.counted.get(name)) for name, value in run.counted.items()}
+    counted = {name: sum_known(value, later.counted.get(name)) for name, value in run.counted.items()}
     return replace(
         run,
         records=sorted(records, key=lambda record: record.index),
@@ -149,7 +149,3 @@ def _more(one: KVStats, other: KVStats) -> KVStats:
 
 def _less(one: KVStats, other: KVStats) -> KVStats:
     return KVStats(*(getattr(one, field.name) - getattr(other, field.name) for field in fields(KVStats)))
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other

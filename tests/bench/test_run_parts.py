@@ -13,9 +13,9 @@ import pytest
 
 from octavo.bench.drive import drive
 from octavo.bench.interrupts import RunInterrupted
-from octavo.bench.parts import apart, joined, rest_of
 from octavo.bench.records import INTERRUPTED, RequestRecord
 from octavo.bench.reports.run_report import run_report
+from octavo.bench.run_parts import apart, joined, rest_of
 from octavo.bench.runs import Run
 from octavo.bench.self_checks import failed_checks
 from octavo.bench.step_log import StepLog
