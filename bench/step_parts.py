@@ -20,7 +20,7 @@ from octavo.core.model import Model, Ops
 from octavo.core.outputs import StepReport
 from octavo.core.torch_runner import TorchRunner
 
-ATTENTION = ("prepare", "write", "attend")
+ATTENTION = ("prepare", "write", "attend", "write_and_attend")
 LINEARS = ("linear", "linear_add", "swiglu", "argmax")
 BLOCKS = ("attention_inputs", "gated_mlp")
 """Made of other calls, unless the ops fuse them: then norms and RoPE can't be told from the linears that they are fused with."""
