@@ -3,7 +3,7 @@
 Between two steps everything that is due is added; with nothing to do it sleeps until the next item is due. Requests are greedy, ignore
 EOS and stream, so that it is known when each token came: at the end of its step. A request counts as sent
 when it is due, though the engine sees it when the step that runs then is over: as at a server's door, where nobody is late for having to
-wait. An item's id in the engine is its index in the work. A
+wait. When it was handed over is in its record too (`added`). An item's id in the engine is its index in the work. A
 class that the scheduler has no limits for runs as `default` and keeps its name in the records.
 Must not know: HTTP, plugins, what is made of the records.
 """
@@ -11,9 +11,10 @@ Must not know: HTTP, plugins, what is made of the records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from octavo.bench.agenda import Agenda
-from octavo.bench.interrupts import HeldInterrupts, RunInterrupted
+from octavo.bench.interrupts import HeldInterrupts, RunFailed, RunInterrupted
 from octavo.bench.records import INTERRUPTED, RequestRecord
 from octavo.bench.work import Work
 from octavo.core.engine import Engine
@@ -39,8 +40,8 @@ def drive(
     """One record an item, in the order of the work. Times in them are seconds on `engine.clock` after `zero`, by default now.
 
     Without `concurrency` items are sent at their `at` (open loop), with it so many at once, each as one ends (closed loop). `timeout_s`
-    ends a request with what it has. Refusals and failures are records; a step that fails costs its requests, several in a row are
-    raised. Raises RunInterrupted after Ctrl-C, with the records so far; EngineError if the engine has other work.
+    ends a request with what it has. Refusals and failures are records; a step that fails costs its requests. Raises RunInterrupted after
+    Ctrl-C and RunFailed after several failed steps in a row, both with the records so far; EngineError if the engine has other work.
     """
     if engine.has_work:
         raise EngineError("the engine has work of its own: what a run measures must be all that runs")
@@ -70,28 +71,36 @@ class _Run:
         self.zero = engine.clock.now() if zero is None else zero
 
     def run(self) -> list[RequestRecord]:
-        engine, agenda, clock = self.engine, self.agenda, self.engine.clock
         with HeldInterrupts() as interrupts:
-            while not interrupts.came:
-                for index, due in agenda.due(clock.now() - self.zero):
-                    self._send(index, due)
-                if engine.has_work:
-                    outputs = self._step()
-                    self._take(outputs, clock.now() - self.zero)
-                elif agenda:
-                    if (when := agenda.next_due) is not None:
-                        interrupts.sleep(clock.sleep_until, self.zero + when)
-                    continue
-                else:
-                    break
-                if engine.wait_until is not None:  # a policy waits for company, which may be due before
-                    when = agenda.next_due
-                    until = engine.wait_until if when is None else min(engine.wait_until, self.zero + when)
-                    interrupts.sleep(clock.sleep_until, until)
-            if interrupts.came:
-                self._abort()
-                raise RunInterrupted(self._in_order())
-        return self._in_order()
+            try:
+                self._until_done(interrupts)
+                if not interrupts.came:
+                    return self._in_order()
+                self._cut_short()
+                self._forget()
+            except KeyboardInterrupt:  # the second one, in the middle of a step: the engine is left alone
+                self._cut_short()
+        raise RunInterrupted(self._in_order())
+
+    def _until_done(self, interrupts: HeldInterrupts) -> None:
+        """Or until Ctrl-C came."""
+        engine, agenda, clock = self.engine, self.agenda, self.engine.clock
+        while not interrupts.came:
+            for index, due in agenda.due(clock.now() - self.zero):
+                self._send(index, due)
+            if engine.has_work:
+                outputs = self._step()
+                self._take(outputs, clock.now() - self.zero)
+            elif agenda:
+                if (when := agenda.next_due) is not None:
+                    interrupts.sleep(clock.sleep_until, self.zero + when)
+                continue
+            else:
+                break
+            if engine.wait_until is not None:  # a policy waits for company, which may be due before
+                when = agenda.next_due
+                until = engine.wait_until if when is None else min(engine.wait_until, self.zero + when)
+                interrupts.sleep(clock.sleep_until, until)
 
     def _in_order(self) -> list[RequestRecord]:
         return [self.records[index] for index in sorted(self.records)]
@@ -112,6 +121,7 @@ class _Run:
             sent=due,
             ended=now,
             class_name=item.class_name,
+            added=now,
         )
         self.records[index] = record
         try:
@@ -132,7 +142,10 @@ class _Run:
         except Exception as error:
             self.failures += 1
             if isinstance(error, EngineStuckError) or self.failures > MOST_FAILURES:
-                raise
+                self._fail(f"the engine gave up: {error}")
+                with suppress(Exception):  # a broken engine may not even be able to forget them
+                    self._forget()
+                raise RunFailed(self._in_order(), error) from error
             self.engine.fail_undone(error)
             return self.engine.answers.drain()
         self.failures = 0
@@ -166,11 +179,22 @@ class _Run:
             if self.progress is not None:
                 self.progress(missed)
 
-    def _abort(self) -> None:
+    def _fail(self, why: str) -> None:
+        """What is under way gets no answer, and later turns of it are never sent."""
         now = self.engine.clock.now() - self.zero
-        for request_id, record in self.live.items():
-            self.engine.abort(request_id)
+        for record in self.live.values():
+            self._over(record, now, "error", why)
+
+    def _cut_short(self) -> None:
+        """What is under way was stopped by Ctrl-C."""
+        now = self.engine.clock.now() - self.zero
+        for record in self.live.values():
             record.ended, record.finish_reason, record.error = now, "abort", INTERRUPTED
+
+    def _forget(self) -> None:
+        """The engine does no more of it."""
+        for request_id in self.live:
+            self.engine.abort(request_id)
         for output in self.engine.answers.drain():
             if output.finished and (aborted := self.live.get(output.request_id)) is not None:
                 self._note(aborted, output)

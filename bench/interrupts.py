@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a run: it waits until the step is over, and what was measured until then is kept.
+"""A run that ends before its work is done keeps what was measured until then. Ctrl-C waits until the step is over.
 
 Must not know: engines, HTTP.
 """
@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from octavo.bench.records import RequestRecord
+from octavo.core.errors import EngineError
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -22,6 +23,17 @@ class RunInterrupted(KeyboardInterrupt):
 
     def __init__(self, records: Sequence[RequestRecord]) -> None:
         super().__init__(f"interrupted: {sum(record.succeeded for record in records)} of {len(records)} requests sent have their answer")
+        self.records = list(records)
+
+
+class RunFailed(EngineError):
+    """A run that its own side ended: an engine that fails step after step, or a fault of the client. `records` has its requests so far.
+
+    Those that were under way have failed. What happened is this error's cause.
+    """
+
+    def __init__(self, records: Sequence[RequestRecord], cause: Exception) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
         self.records = list(records)
 
 

@@ -26,7 +26,7 @@ class Metrics:
     output_tokens: int
     cached_tokens: int  # of the input, found in a prefix cache
     preemptions: int
-    send_lag: Distribution  # from when a request was due to when it was sent
+    send_lag: Distribution  # from when a request was due to when it was really sent, or given to the engine
     queue: Distribution  # from sending to its first step; empty where that is unknown
     ttft: Distribution  # from sending to the first token
     tpot: Distribution  # (last token - first token) / (tokens - 1)
@@ -74,7 +74,7 @@ def measure(records: Sequence[RequestRecord], *, duration: float | None = None) 
         output_tokens=sum(record.num_output_tokens for record in answered),
         cached_tokens=sum(record.num_cached_tokens for record in answered),
         preemptions=sum(record.num_preemptions for record in records),
-        send_lag=Distribution(record.sent - record.due for record in records),
+        send_lag=Distribution(record.send_lag for record in records),
         queue=Distribution(queued, missing=sum(record.first_scheduled is None for record in records) if queued else 0),
         ttft=Distribution(
             (times[0] - record.sent for record in records if (times := record.token_times)),

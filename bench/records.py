@@ -21,7 +21,7 @@ class RequestRecord:
     num_prompt_tokens: int
     max_tokens: int  # what was asked for
     due: float  # when it should have been sent
-    sent: float
+    sent: float  # what its latencies count from; over HTTP when it was, in process when it was due
     ended: float
     class_name: str = "default"
     token_times: list[float] = field(default_factory=list)  # of each output token, when its reader had it; together means equal
@@ -34,6 +34,7 @@ class RequestRecord:
     status: int = 0  # of the HTTP answer; 0: there is none
     num_retries: int = 0  # times it was sent again, since a server hung up on an idle connection
     num_counted: int | None = None  # output tokens as a server counts them, where their times are those of events only
+    added: float | None = None  # in process, when the engine was given it, between two steps; None: over HTTP, never, or not known
 
     @property
     def succeeded(self) -> bool:
@@ -54,6 +55,11 @@ class RequestRecord:
     def ttft(self) -> float | None:
         """Seconds from sending to the first token."""
         return self.token_times[0] - self.sent if self.token_times else None
+
+    @property
+    def send_lag(self) -> float:
+        """Seconds from when it was due to when it was really sent."""
+        return (self.sent if self.added is None else self.added) - self.due
 
     @classmethod
     def never_sent(cls, work: Work, index: int, now: float, *, because_of: RequestRecord) -> RequestRecord:

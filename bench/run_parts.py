@@ -73,6 +73,7 @@ def joined(run: Run, later: Run, rest: Rest) -> Run:
         parts=parts,
         complete=later.complete,
         stopped_by=later.stopped_by,
+        failed=later.failed,
     )
 
 
@@ -118,6 +119,7 @@ def _shifted(record: RequestRecord, by: float) -> RequestRecord:
         ended=record.ended + by,
         token_times=[time + by for time in record.token_times],
         first_scheduled=None if record.first_scheduled is None else record.first_scheduled + by,
+        added=None if record.added is None else record.added + by,
     )
 
 

@@ -20,7 +20,7 @@ def fill(record: RequestRecord, answer: Record, *, zero: float) -> RequestRecord
     try:
         _read(record, answer, zero)
         record.error = answer.error or ("" if answer.streamed else "an answer in one piece, though a stream was asked for")
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except Exception:  # whatever a server may send, no other record is lost for it
         record.error = answer.broken or f"status {answer.answer.status}, and not what an OpenAI-compatible server answers"
     if record.error:
         record.finish_reason = _reason(answer)

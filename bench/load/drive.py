@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 
 from octavo.bench.agenda import Agenda
-from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.interrupts import HeldInterrupts, RunFailed, RunInterrupted
 from octavo.bench.load.answers import fill, text_of
-from octavo.bench.load.client import Record, send
-from octavo.bench.load.http1 import Answer, Connection
+from octavo.bench.load.client import Pool, Record
 from octavo.bench.load.target import Decode, Target, TargetError
 from octavo.bench.load.workload import Ask
 from octavo.bench.records import INTERRUPTED, RequestRecord
@@ -39,17 +38,24 @@ def drive_http(
 
     Without `concurrency` items are sent at their `at` (open loop), with it so many at once (closed loop). Whatever goes wrong is a record.
     `progress` is told of each request that is over, before its answer was read. `decode` is needed where the target takes no ids.
-    Raises RunInterrupted after Ctrl-C, with the records so far; TargetError for a target that needs text and no `decode`.
+    Raises RunInterrupted after Ctrl-C and RunFailed where this client is at fault, both with the records so far; TargetError for a target
+    that needs text and no `decode`.
     """
     if decode is None and _needs_text(target, work):
         raise TargetError(f"{target.url} takes text or gives no token ids to go on from: a tokenizer must make text (--tokenizer SOURCE)")
     run = _HttpRun(target, work, Agenda(work, concurrency=concurrency), timeout_s=timeout_s, progress=progress, decode=decode)
-    asyncio.run(run.run())
-    records = [run.records[index] for index in sorted(run.records)]
-    for record in records:
-        if (answer := run.answers.get(record.index)) is not None:
-            fill(record, answer, zero=run.zero)
-    if run.interrupted:
+    failure: Exception | None = None
+    try:
+        asyncio.run(run.run())
+    except KeyboardInterrupt:  # the second one, while the requests of the first one were being given up
+        run.interrupted = True
+    except Exception as error:
+        failure = error
+    with HeldInterrupts() as interrupts:
+        records = run.read()
+    if failure is not None:
+        raise RunFailed(records, failure) from failure
+    if run.interrupted or interrupts.came:
         raise RunInterrupted(records)
     return records
 
@@ -73,7 +79,7 @@ class _HttpRun:
         self.records: dict[int, RequestRecord] = {}
         self.answers: dict[int, Record] = {}
         self.contexts: dict[int, Said] = {}  # of items that a later turn follows: prompt and answer
-        self.idle: list[Connection] = []
+        self.pool = Pool(target.connect)
         self.live: dict[int, asyncio.Task[None]] = {}
         self.changed = asyncio.Event()
         self.ready = {index: self._request(index) for index, item in enumerate(work.items) if item.after is None}
@@ -103,8 +109,17 @@ class _HttpRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            for connection in self.idle:
-                await connection.closed()
+            await self.pool.closed()
+
+    def read(self) -> list[RequestRecord]:
+        """The records in the order of the work, with what the answers say. To be called once, after the run."""
+        records = [self.records[index] for index in sorted(self.records)]
+        for record in records:
+            if (answer := self.answers.get(record.index)) is not None:
+                fill(record, answer, zero=self.zero)
+            elif not record.error:  # it was under way
+                record.finish_reason, record.error = "abort", INTERRUPTED
+        return records
 
     def _now(self) -> float:
         return time.perf_counter() - self.zero
@@ -123,9 +138,7 @@ class _HttpRun:
         return self.target.ask(self._prompt(index), item.output_len, class_name=item.class_name)
 
     async def _one(self, index: int, due: float) -> None:
-        item = self.work.items[index]
-        request = self.ready.pop(index, None) or self._request(index)
-        now = self._now()
+        item, now = self.work.items[index], self._now()
         record = RequestRecord(
             index=index,
             num_prompt_tokens=self.work.prompt_len(index),
@@ -137,9 +150,10 @@ class _HttpRun:
         )
         self.records[index] = record
         try:
-            answer = await self._ask(request, due, record)
+            request = self.ready.pop(index, None) or self._request(index)
+            answer = await self.pool.send(NOTHING, request, due=due, timeout_s=self.timeout_s)
             self.answers[index] = answer
-            record.sent, record.ended = answer.sent - self.zero, answer.ended - self.zero
+            record.sent, record.ended, record.num_retries = answer.sent - self.zero, answer.ended - self.zero, answer.num_retries
             answered = True
             if self.agenda.followed(index):
                 answered = fill(record, answer, zero=self.zero).succeeded
@@ -147,43 +161,16 @@ class _HttpRun:
                 if self.as_text:
                     said = (text_of(answer),) if self.target.is_chat else text_of(answer)
                 self.contexts[index] = self._prompt(index) + said  # type: ignore[operator]
+            self._over(record, answered)
         except asyncio.CancelledError:
             record.ended, record.finish_reason, record.error = self._now(), "abort", INTERRUPTED
             raise
         except Exception as error:
             self.failure = error
-        else:
-            self._over(record, answered)
+            record.ended, record.finish_reason, record.error = self._now(), "error", f"{type(error).__name__}: {error}"
         finally:
             self.live.pop(index, None)
             self.changed.set()
-
-    async def _ask(self, request: bytes, due: float, about: RequestRecord) -> Record:
-        """On a connection that is free or a new one; once more where a server hung up on an idle one just then."""
-        while self.idle:
-            connection = self.idle.pop()
-            if connection.transport is not None and not connection.transport.is_closing():
-                record = await self._send(connection, request, due)
-                if not record.broken or record.answer.status or connection.transport is None:
-                    return record
-                about.num_retries += 1
-                break
-        try:
-            connection = await self.target.connect()
-        except OSError as error:
-            now = time.perf_counter()
-            return Record(ask=NOTHING, due=due, sent=now, ended=now, answer=Answer(), broken=f"no connection: {error.strerror or error}")
-        return await self._send(connection, request, due)
-
-    async def _send(self, connection: Connection, request: bytes, due: float) -> Record:
-        try:
-            record = await send(connection, NOTHING, request, due=due, timeout_s=self.timeout_s)
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-        if connection.transport is not None and not connection.transport.is_closing():
-            self.idle.append(connection)
-        return record
 
     def _over(self, record: RequestRecord, answered: bool) -> None:
         now = self._now()

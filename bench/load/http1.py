@@ -38,8 +38,9 @@ class AnswerReader:
         self.answer = Answer()
         self.done = False
         self._buffer = b""
-        self._left = -1  # bytes of the body, or of its chunk; -1: the next line says
+        self._left = 0  # bytes of the body, where its length is given
         self._chunked = False
+        self._until_end = False  # the body ends with the connection
 
     def feed(self, data: bytes, now: float) -> None:
         """Take what arrived at `now`. Raises BrokenAnswer."""
@@ -58,17 +59,41 @@ class AnswerReader:
             return False
         first, *lines = head.decode("latin-1").split("\r\n")
         try:
-            self.answer.status = int(first.split(" ", 2)[1])
+            status = int(first.split(" ", 2)[1])
         except (IndexError, ValueError):
             raise BrokenAnswer(f"not an HTTP answer: {first!r:.80}") from None
-        self.answer.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         self._buffer = rest
-        self._chunked = self.answer.headers.get("transfer-encoding", "").lower() == "chunked"
-        if not self._chunked:
-            self._left = int(self.answer.headers.get("content-length", 0))
+        if 100 <= status < 200:  # word that the answer is still to come
+            return self._read_head()
+        self.answer.status = status
+        self.answer.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        self._find_end()
         return True
 
+    def _find_end(self) -> None:
+        """Where the body ends: RFC 9112, section 6.3."""
+        coding, length = (self.answer.headers.get(name) for name in ("transfer-encoding", "content-length"))
+        if self.answer.status in (204, 304):
+            return
+        if coding is not None:
+            self._chunked = coding.lower().rpartition(",")[2].strip() == "chunked"
+            self._until_end = not self._chunked
+        elif length is None:
+            self._until_end = True
+        elif length.isascii() and length.isdigit():
+            self._left = int(length)
+        else:
+            raise BrokenAnswer(f"not a length of a body: {length!r:.80}")
+
+    def end(self) -> None:
+        """The server has hung up."""
+        self.done = self.done or self._until_end
+
     def _read_length(self, parts: list[bytes]) -> bool:
+        if self._until_end:
+            parts.append(self._buffer)
+            self._buffer = b""
+            return False
         parts.append(self._buffer[: self._left])
         self._left -= len(parts[-1])
         self._buffer = b""
@@ -82,6 +107,8 @@ class AnswerReader:
             return False
         try:
             length = int(size.partition(b";")[0], 16)
+            if length < 0:
+                raise ValueError(length)
         except ValueError:
             raise BrokenAnswer(f"not a chunk's size: {size!r:.80}") from None
         if len(rest) < length + 2:
@@ -104,6 +131,7 @@ class Connection(asyncio.Protocol):
     async def ask(self, request: bytes) -> Answer:
         """Send a request and wait for its answer. Raises BrokenAnswer, ConnectionError."""
         if self.transport is None or self.transport.is_closing():
+            self._reader = None
             raise ConnectionError("the connection is closed")
         self._reader = AnswerReader()
         self._waiter = asyncio.get_running_loop().create_future()
@@ -141,7 +169,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             reader.feed(data, now)
-        except (BrokenAnswer, ValueError) as error:
+        except BrokenAnswer as error:
             waiter.set_exception(error)
             self.close()
             return
@@ -153,13 +181,25 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed."""
         self._lost.set()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(BrokenAnswer(f"the server hung up before the answer was whole ({exc or 'end of file'})"))
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._reader is not None and exc is None:
+            self._reader.end()
+            if self._reader.done:
+                self._waiter.set_result(self._reader.answer)
+                return
+        self._waiter.set_exception(BrokenAnswer(f"the server hung up before the answer was whole ({exc or 'end of file'})"))
 
 
-async def connect(host: str, port: int, *, tls: bool = False) -> Connection:
-    """Open one; with `tls` its certificate is checked as the system has it. Raises OSError, ssl.SSLError among them."""
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port, ssl=_checking() if tls else None)
+async def connect(host: str, port: int, *, tls: bool = False, timeout_s: float | None = None) -> Connection:
+    """Open one; with `tls` its certificate is checked as the system has it. Raises OSError; ssl.SSLError and TimeoutError are some."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port, ssl=_checking() if tls else None)
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"{host}:{port} did not take it within {timeout_s:g} s") from None
+        raise
     return connection
 
 

@@ -19,6 +19,8 @@ from typing import Self
 
 from octavo.bench.load.http1 import Answer, connect, get
 
+WAIT_S = 30.0  # for a connection, and for an answer to a GET
+
 
 class ServerProcess:
     """A server at a free port. Use it in a `with` block; leaving it ends the process. Raises RuntimeError if it does not come up."""
@@ -66,8 +68,8 @@ class ServerProcess:
 async def read(url: str, path: str) -> Answer:
     """GET, on a connection of its own. Raises OSError, BrokenAnswer."""
     host, _, port = url.removeprefix("http://").partition(":")
-    connection = await connect(host, int(port))
+    connection = await connect(host, int(port), timeout_s=WAIT_S)
     try:
-        return await asyncio.wait_for(connection.ask(get(path, host=host)), 30)
+        return await asyncio.wait_for(connection.ask(get(path, host=host)), WAIT_S)
     finally:
         await connection.closed()

@@ -33,7 +33,7 @@ RESTARTS = "restarts"
 async def ask(target: Target, path: str) -> Answer | str:
     """GET it, on a connection of its own; why there is no answer with status 200 otherwise."""
     try:
-        connection = await target.connect()
+        connection = await target.connect(timeout_s=WAIT_S)
     except OSError as error:
         return f"no connection: {error.strerror or error}"
     try:

@@ -52,10 +52,11 @@ class Target:
         if parts.scheme not in PORTS or not parts.hostname:
             raise TargetError(f"the base URL {self.url!r} is not http://HOST:PORT or https://HOST")
 
-    async def connect(self) -> Connection:
+    async def connect(self, *, timeout_s: float | None = None) -> Connection:
         """A new connection. Raises OSError."""
         parts = urlsplit(self.url)
-        return await connect(parts.hostname or "", parts.port or PORTS[parts.scheme], tls=parts.scheme == "https")
+        port = parts.port or PORTS[parts.scheme]
+        return await connect(parts.hostname or "", port, tls=parts.scheme == "https", timeout_s=timeout_s)
 
     @property
     def host(self) -> str:
@@ -117,7 +118,7 @@ async def find_out(target: Target, prompt: Sequence[int], *, decode: Decode | No
     if target.is_chat and decode is None:
         raise TargetError(f"{target.endpoint} takes text: a tokenizer must make it (--tokenizer SOURCE)")
     try:
-        connection = await target.connect()
+        connection = await target.connect(timeout_s=PROBE_S)
     except OSError as error:
         raise TargetError(f"no server answers at {target.url}: {error.strerror or error}") from None
     try:
@@ -132,7 +133,7 @@ async def find_out(target: Target, prompt: Sequence[int], *, decode: Decode | No
         for takes_ids, extras in kinds:
             tried = replace(target, takes_ids=takes_ids, extras=extras)
             if connection.transport is None or connection.transport.is_closing():
-                connection = await target.connect()
+                connection = await target.connect(timeout_s=PROBE_S)
             words: Prompt | tuple[str, ...] = list(prompt)
             if not takes_ids and decode is not None:
                 words = (decode(prompt),) if target.is_chat else decode(prompt)

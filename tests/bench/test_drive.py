@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from octavo.bench.drive import drive
-from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.interrupts import RunFailed, RunInterrupted
 from octavo.bench.records import RequestRecord
 from octavo.bench.work import Item, Work
-from octavo.core.errors import EngineError
+from octavo.core.errors import EngineError, EngineStuckError
 from octavo.core.outputs import RequestOutput, StepReport
-from octavo.core.testing.fake_runner import FailurePoint
+from octavo.core.testing.fake_runner import FailurePoint, InjectedFailure
 from octavo.core.testing.random_runs import MAX_MODEL_LEN
 from octavo.core.testing.rig import Rig
 from octavo.plugins.schedulers.static import STATIC
@@ -45,6 +45,7 @@ def test_an_open_loop_sends_each_item_at_its_time(new_rig: NewRig) -> None:
     assert [record.finish_reason for record in (first, second, third)] == ["length"] * 3
     assert (first.first_scheduled, second.first_scheduled, first.ttft, second.ttft) == (0.0, 1.0, 1.0, 1.5)
     assert len(rig.plans) == 5
+    assert [record.added for record in (first, second, third)] == [0.0, 1.0, 10.0] and second.send_lag == 0.5
 
 
 def test_times_are_after_the_given_zero(new_rig: NewRig) -> None:
@@ -148,10 +149,30 @@ def test_a_step_that_fails_costs_its_requests(new_rig: NewRig) -> None:
 
 
 def test_an_engine_that_keeps_failing_is_raised(new_rig: NewRig) -> None:
-    """Or a broken engine would be measured as one that refuses much."""
-    rig = new_rig(failures=dict.fromkeys(range(20), FailurePoint.SUBMIT))
-    with pytest.raises(RuntimeError):
-        drive(rig.engine, work(*(item(at=float(n)) for n in range(9))))
+    """Or a broken engine would be measured as one that refuses much. What was asked until then is kept, as failed."""
+    rig = new_rig(failures=dict.fromkeys(range(1, 20), FailurePoint.SUBMIT))
+    items = [item(output=1), *(item(at=1.0 + n) for n in range(9)), item(after=4)]
+    with pytest.raises(RunFailed, match="InjectedFailure: ") as caught:
+        drive(rig.engine, work(*items))
+    assert isinstance(caught.value.__cause__, InjectedFailure)
+    records = caught.value.records
+    assert [record.finish_reason for record in records] == ["length", *["error"] * 4, ""]
+    assert records[4].error.startswith("the engine gave up: ") and records[5].error.startswith("not sent: item 4")
+    assert not rig.engine.has_work
+
+
+def test_an_engine_that_is_stuck_is_raised(new_rig: NewRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and what waits has failed."""
+    rig = new_rig()
+
+    def stuck() -> None:
+        raise EngineStuckError("nothing planned")
+
+    monkeypatch.setattr(rig.engine, "step", stuck)
+    with pytest.raises(RunFailed, match="EngineStuckError: nothing planned") as caught:
+        drive(rig.engine, work(item(), item(), item(at=9.0)))
+    assert [(one.finish_reason, one.error) for one in caught.value.records] == [("error", "the engine gave up: nothing planned")] * 2
+    assert not rig.engine.has_work
 
 
 def test_requests_that_take_too_long(new_rig: NewRig) -> None:
@@ -196,6 +217,22 @@ def test_ctrl_c_keeps_what_is_done(new_rig: NewRig, idle: bool) -> None:
     if not idle:
         assert len(records[1].token_ids) == 4 and records[1].error == "interrupted by Ctrl-C"
     assert not rig.engine.has_work and rig.kv.usage().filled == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_keeps_what_is_done(new_rig: NewRig) -> None:
+    """It ends the step at once; the engine is left as it is."""
+    rig = new_rig()
+
+    class Impatient:
+        def octavo_step_finished(self, report: StepReport) -> None:
+            for _ in range(2 if report.step == 3 else 0):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    rig.engine.observers.add(Impatient())
+    with pytest.raises(RunInterrupted) as caught:
+        drive(rig.engine, work(item(output=2), item(output=9), item(at=50.0)))
+    assert [(one.finish_reason, one.cut_short) for one in caught.value.records] == [("length", False), ("abort", True)]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

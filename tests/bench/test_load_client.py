@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import h11
 import httpx
 import pytest
 
-from octavo.bench.load.client import Record, run
-from octavo.bench.load.http1 import AnswerReader
+from octavo.bench.load.client import Pool, Record, run, send
+from octavo.bench.load.http1 import AnswerReader, Connection, connect, post
 from octavo.bench.load.workload import Ask, Lengths, completion, token_prompts
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -82,6 +84,75 @@ def test_an_answer_in_any_pieces_is_the_same(size: int) -> None:
     assert [when for when, _ in reader.answer.pieces] == sorted(when for when, _ in reader.answer.pieces)
 
 
+WHOLE = b'{"choices": [{"index": 0, "text": "hi"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
+ANSWERS = {
+    "a length": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(WHOLE) + WHOLE,
+    "chunks": ANSWER,
+    "Chunks": ANSWER.replace(b": chunked", b": Chunked"),
+    "the connection's end": b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + WHOLE,
+    "the connection's end, 1.0": b"HTTP/1.0 200 OK\r\n\r\n" + WHOLE,
+    "nothing": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "a length of nothing": b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n",
+    "word of it": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + ANSWER,
+}
+
+
+@pytest.mark.parametrize("size", [1, 9, 10_000])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_ends_where_http_says(name: str, size: int) -> None:
+    """By its length, its chunks, or with the connection: status and body are those of h11's parser, and so is when it is whole."""
+    sent = ANSWERS[name]
+    reader, peer = AnswerReader(), h11.Connection(h11.CLIENT)
+    peer.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
+    peer.send(h11.EndOfMessage())
+    status, body, done = 0, b"", False
+    for piece in [sent[start : start + size] for start in range(0, len(sent), size)] + [b""]:
+        if done:
+            break
+        if piece:
+            reader.feed(piece, 0.0)
+        else:
+            reader.end()
+        peer.receive_data(piece)
+        while (said := peer.next_event()) is not h11.NEED_DATA and not done:
+            if isinstance(said, h11.Response):
+                status = said.status_code
+            elif isinstance(said, h11.Data):
+                body += bytes(said.data)
+            done = isinstance(said, h11.EndOfMessage)
+        assert reader.done == done
+    assert done and (reader.answer.status, reader.answer.body) == (status, body)
+
+
+def test_an_answer_that_ends_with_its_connection_is_read() -> None:
+    """In one piece and as a stream; the next request has a connection of its own."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    for record in asked(answering(head, *STREAM, close=True), ASK, ASK):
+        assert (record.error, record.texts, record.num_tokens) == ("", {0: "hello"}, 2)
+    for record in asked(answering(b"HTTP/1.1 200 OK\r\n\r\n", WHOLE, close=True), ASK, ASK):
+        assert (record.error, record.texts, record.num_tokens) == ("", {0: "hi"}, 1)
+    (record,) = asked(answering(head, *STREAM[:2], close=True))
+    assert record.error == "the stream ended without [DONE]"
+
+
+OTHER_STREAMS = {
+    "comments": [b": ping\n\n", STREAM[0], b":\n", *STREAM[1:]],
+    "no blank": [one.replace(b"data: ", b"data:") for one in STREAM],
+    "names and ids": [b"event: message\nid: 7\n" + one for one in STREAM],
+    "returns": [one.replace(b"\n", b"\r\n") for one in STREAM],
+    "several lines": [one.replace(b'"index"', b'\ndata: "index"') for one in STREAM],
+    "empty events": [b"data:\n\n", *STREAM],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_STREAMS)
+def test_streams_as_other_servers_send_them(name: str) -> None:
+    """All that the rules of server-sent events allow is read like our own server's."""
+    (record,) = asked(answering(HEAD, *map(chunk, OTHER_STREAMS[name]), b"0\r\n\r\n"))
+    assert (record.error, record.texts, record.num_tokens, len(record.token_times)) == ("", {0: "hello"}, 2, 2)
+    assert [when for when, _ in record.events] == sorted(when for when, _ in record.events)
+
+
 def test_a_stream_is_read() -> None:
     """Text, tokens by usage, the time of each event, and no error; the connection is kept for the next one."""
     first, second = asked(answering(HEAD, *map(chunk, STREAM), b"0\r\n\r\n"), ASK, ASK)
@@ -112,6 +183,8 @@ def test_a_whole_answer_is_read() -> None:
         ([b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n"], "status 500"),
         ([b"SSH-2.0 hello\r\n\r\n"], "not an HTTP answer"),
         ([HEAD, b"zz\r\n"], "not a chunk's size"),
+        ([HEAD, b"-5\r\nhello\r\n"], "not a chunk's size"),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n"], "not a length of a body: 'many'"),
     ],
 )
 def test_what_is_no_answer_has_an_error(parts: list[bytes], error: str) -> None:
@@ -124,6 +197,106 @@ def test_a_server_that_is_silent_is_given_up() -> None:
     """After the timeout, and the next request has a connection of its own."""
     first, second = asked(answering(HEAD), ASK, ASK, timeout_s=0.1)
     assert "no whole answer within 0.1 s" in first.error and "no whole answer within 0.1 s" in second.error
+
+
+def pooled(handler: Handler, *, count: int = 1, timeout_s: float = 10.0, opening: Callable[[], Awaitable[None]]) -> list[Record]:
+    """One after the other through a pool; before each connection that it opens, `opening` is awaited."""
+
+    async def main() -> list[Record]:
+        server = await asyncio.start_server(handler, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+
+            async def open_one() -> Connection:
+                await opening()
+                return await connect("127.0.0.1", port)
+
+            pool, request = Pool(open_one), post("/v1/completions", b"{}", host="x")
+            records = [await pool.send(ASK, request, due=time.perf_counter(), timeout_s=timeout_s) for _ in range(count)]
+            await pool.closed()
+            return records
+
+    return asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_request_is_sent_before_its_connection_is_open() -> None:
+    """Connecting is waiting for the server, as with a full queue of connections: it is in the time to the first token."""
+    opened: list[float] = []
+
+    async def opening() -> None:
+        opened.append(time.perf_counter())
+
+    (record,) = pooled(answering(HEAD, *map(chunk, STREAM), b"0\r\n\r\n"), opening=opening)
+    assert record.error == "" and record.sent <= opened[0] <= record.token_times[0]
+
+
+def test_a_connection_that_never_opens_is_given_up() -> None:
+    """One time limit is for all of a request."""
+
+    async def opening() -> None:
+        await asyncio.Event().wait()
+
+    (record,) = pooled(answering(), timeout_s=0.05, opening=opening)
+    assert record.broken == "no whole answer within 0.05 s" and record.ended > record.sent
+
+
+def test_a_request_that_is_sent_again_was_sent_the_first_time() -> None:
+    """What the try in vain took is waiting for the server, too."""
+    asked_at: list[float] = []
+    whole = answering(HEAD, *map(chunk, STREAM), b"0\r\n\r\n", close=False)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if asked_at:  # the second connection
+            await whole(reader, writer)
+            return
+        for answer in (ANSWER, b""):
+            await reader.readuntil(b"{}")
+            asked_at.append(time.perf_counter())
+            writer.write(answer)
+        writer.close()
+
+    async def opening() -> None:
+        await asyncio.sleep(0)
+
+    first, second = pooled(handle, count=2, opening=opening)
+    assert [record.error for record in (first, second)] == ["", ""] and (first.num_retries, second.num_retries) == (0, 1)
+    assert first.ended <= second.sent <= asked_at[1] <= second.token_times[0]
+
+
+def test_no_connection_is_told() -> None:
+    """By the server's own refusal, as a record; and a time limit of `connect` says so itself."""
+
+    async def refuse() -> Connection:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    record = asyncio.run(Pool(refuse).send(ASK, b"", due=0.0, timeout_s=1.0))
+    assert record.broken == "no connection: Connection refused" and record.sent <= record.ended
+
+    async def endless(*args: Any, **options: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        asyncio.get_running_loop().create_connection = endless  # type: ignore[method-assign,assignment]
+        await connect("somewhere", 7, timeout_s=0.01)
+
+    with pytest.raises(TimeoutError, match=r"somewhere:7 did not take it within 0\.01 s"):
+        asyncio.run(main())
+
+
+def test_what_came_before_is_not_taken_for_an_answer() -> None:
+    """A connection that is closed has none, whatever it had brought until then."""
+
+    async def main() -> Record:
+        server = await asyncio.start_server(answering(ANSWER, close=True), "127.0.0.1", 0)
+        async with server:
+            connection = await connect("127.0.0.1", server.sockets[0].getsockname()[1])
+            request = post("/v1/completions", b"{}", host="x")
+            await connection.ask(request)
+            await connection.closed()
+            return await send(connection, ASK, request, due=0.0, timeout_s=1.0)
+
+    record = asyncio.run(main())
+    assert record.broken == "the connection is closed" and record.answer.status == 0
 
 
 def test_no_more_at_once_than_there_are_clients_and_each_at_its_time() -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.interrupts import RunInterrupted
-from octavo.bench.load import http1
+from octavo.bench.interrupts import RunFailed, RunInterrupted
+from octavo.bench.load import drive as driving, http1
 from octavo.bench.load.drive import drive_http
 from octavo.bench.load.target import CHAT, Target, TargetError, find_out
 from octavo.bench.records import RequestRecord
@@ -235,6 +235,18 @@ def test_a_server_that_is_gone() -> None:
     assert record.finish_reason == "error" and record.error.startswith("no connection: ")
 
 
+def test_a_server_that_takes_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has not answered within the time limit, which begins before the connection; and the client sent on time."""
+
+    async def connect(self: Target) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Target, "connect", connect)
+    records = drive_http(Target(url="http://127.0.0.1:9", model="m"), work(item(), item()), timeout_s=0.1)
+    assert [(record.finish_reason, record.error) for record in records] == [("timeout", "no whole answer within 0.1 s")] * 2
+    assert all(record.due <= record.sent < record.ended for record in records)
+
+
 def test_a_server_that_closes_idle_connections() -> None:
     """Whoever is asked on a connection that the server has just closed is asked again on a new one."""
 
@@ -270,6 +282,73 @@ def test_ctrl_c_keeps_what_is_done() -> None:
         driven(server, item(), item(output=500), item(at=60.0))
     assert [record.finish_reason for record in caught.value.records] == ["length", "abort"]
     assert caught.value.records[0].token_ids == [1, 2]
+
+
+def test_ctrl_c_while_answers_are_read_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are read."""
+    real = driving.fill
+
+    def fill(record: RequestRecord, *args: Any, **options: Any) -> RequestRecord:
+        if record.index == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(record, *args, **options)
+
+    monkeypatch.setattr(driving, "fill", fill)
+    with pytest.raises(RunInterrupted) as caught:
+        driven(Server(), item(), item(), item())
+    assert [record.token_ids for record in caught.value.records] == [[1, 2]] * 3 and all(one.succeeded for one in caught.value.records)
+
+
+def test_a_second_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while the requests of the first one are being given up."""
+    real = driving.Pool.closed
+
+    async def closed(self: driving.Pool) -> None:
+        await real(self)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    server = Server()
+    server.pause = 0.02
+    monkeypatch.setattr(driving.Pool, "closed", closed)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(RunInterrupted) as caught:
+        driven(server, item(), item(output=500), item(at=60.0))
+    assert [(record.finish_reason, record.cut_short) for record in caught.value.records] == [("length", False), ("abort", True)]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("fault", ["decode", "progress"])
+def test_a_fault_of_the_client_keeps_what_is_done(fault: str) -> None:
+    """It ends the run, with the records so far."""
+    over: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        if fault == "decode" and len(ids) == 1:
+            raise ZeroDivisionError("no text")
+        return " ".join(map(str, ids))
+
+    def progress(record: RequestRecord) -> None:
+        over.append(record.index)
+        if fault == "progress" and len(over) == 2:
+            raise ZeroDivisionError("no bar")
+
+    with serving(Server(knows=())) as server:
+        target = Target(url=server.url, model="m", gives_ids=False, takes_ids=False, extras={})
+        with pytest.raises(RunFailed, match="ZeroDivisionError: no ") as caught:
+            drive_http(target, work(item(), item(prompt=1, after=0), item(at=60.0)), decode=decode, progress=progress)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert caught.value.records[0].succeeded and len(caught.value.records) == 2
+
+
+def test_whatever_an_answer_holds_it_is_a_record() -> None:
+    """A number of tokens that is none, and a text that is too deep to be read."""
+    for content in (b'{"choices": [], "usage": {"completion_tokens": Infinity, "prompt_tokens": 1}}', b"[" * 100_000):
+
+        async def odd(server: Server, body: Body, writer: asyncio.StreamWriter, content: bytes = content) -> None:
+            writer.write(HEAD + event(content) + b"0\r\n\r\n")
+
+        (record,) = driven(Server(reply=odd), item())
+        assert record.error == "status 200, and not what an OpenAI-compatible server answers" and record.finish_reason == "error"
 
 
 @pytest.mark.parametrize(
