@@ -25,6 +25,7 @@ from octavo.bench.step_log import StepLine
 LITTLE = 0.02  # how far the mean number in the system may lie from arrival rate x mean time
 COVERED = 0.98  # of a step's wall time
 SEND_LAG = 0.05  # p99, of the median time to first token
+TAIL, TAIL_S = 0.05, 0.5  # over HTTP, from the last token to the answer's end: of the time to that token; in seconds
 A_A = 0.03  # ratio of a stack to itself
 CLOCK = 1e-6  # seconds that rounding may make up
 
@@ -105,7 +106,8 @@ def no_slot_is_counted_twice(run: Run) -> str | None:
 def gaps_make_up_the_whole(run: Run) -> str | None:
     """Time to first token and all gaps between tokens are the time from end to end, and tokens come in order, after they are asked for.
 
-    Over HTTP, where no steps are seen, an answer ends with its connection's last bytes, a moment after its last token.
+    Over HTTP, where no steps are seen, an answer ends with its connection's last bytes, a moment after its last token; where it is more
+    than that, the end-to-end latency, which ends with the last token, says too little.
     """
     for record in run.records:
         times = record.token_times
@@ -116,11 +118,20 @@ def gaps_make_up_the_whole(run: Run) -> str | None:
             return f"request {record.index}: a token came {-min([*gaps, times[0] - record.sent]):.6f} s before what it follows"
         whole = (times[0] - record.sent) + sum(gaps)
         after = (record.ended - record.sent) - whole
-        if record.succeeded and (abs(after) if run.steps else -after) > max(CLOCK, 1e-3 * whole):
+        late = max(CLOCK, 1e-3 * whole)
+        if record.succeeded and not -late <= after <= (late if run.steps else max(TAIL_S, TAIL * whole)):
             return (
                 f"request {record.index}: time to first token {times[0] - record.sent:.6f} s and gaps of {sum(gaps):.6f} s are "
                 f"{whole:.6f} s, it took {record.ended - record.sent:.6f} s from end to end"
             )
+    return None
+
+
+def each_token_has_a_time(run: Run) -> str | None:
+    """Where the tokens themselves are known, there are as many as there are times of tokens."""
+    for record in run.records:
+        if record.token_ids and len(record.token_ids) != len(record.token_times):
+            return f"request {record.index}: {len(record.token_ids)} tokens came at {len(record.token_times)} times"
     return None
 
 
@@ -177,16 +188,34 @@ def parts_cover_the_steps(run: Run) -> str | None:
 
 
 def sent_on_time(run: Run) -> str | None:
-    """The client kept up. If not, what it measured is its own queue."""
-    lags, first = [record.sent - record.due for record in run.records], [r.ttft for r in run.records if r.ttft is not None]
-    if not lags or not first:
+    """The client kept up. If not, what it measured is its own queue.
+
+    In process a request that is due while a step runs waits for that step's end, and is late beyond it; less than a usual step is nothing.
+    """
+    first = [record.ttft for record in run.records if record.ttft is not None]
+    if not first:
         return None
-    late, typical = float(np.percentile(lags, 99)), median(first)
-    if late > SEND_LAG * typical and late > CLOCK:
+    late, typical = float(np.percentile(_unexplained_lags(run), 99)), median(first)
+    step = median(line.end - line.start for line in run.steps) if run.steps else 0.0
+    if late > max(CLOCK, SEND_LAG * typical, step):
         return (
             f"requests were sent up to {late:.4f} s late (p99), {late / typical:.1%} of the median time to first token of {typical:.4f} s"
         )
     return None
+
+
+def _unexplained_lags(run: Run) -> npt.NDArray[np.float64]:
+    """Seconds by which each request was sent later than when it was due, or than the end of the step that ran then."""
+    due, lags = np.array([record.due for record in run.records]), np.array([record.send_lag for record in run.records])
+    if not run.steps:
+        return lags
+    starts, ends = np.array([line.start for line in run.steps]), np.array([line.end for line in run.steps])
+    step = np.searchsorted(ends, due, side="right")  # the first one that ends afterwards
+    ran = step < len(ends)
+    ran[ran] = starts[step[ran]] < (due + lags)[ran]
+    free = due.copy()
+    free[ran] = ends[step[ran]]
+    return np.asarray(np.maximum(0.0, due + lags - free))
 
 
 # ------------------------------------------------------------------------- tokens
@@ -252,6 +281,7 @@ CHECKS: dict[str, Check] = {
     "pool empty at the end": pool_is_empty_at_the_end,
     "no slot counted twice": no_slot_is_counted_twice,
     "TTFT + gaps = end to end": gaps_make_up_the_whole,
+    "a time for each token": each_token_has_a_time,
     "Little's law": littles_law,
     "step parts cover the steps": parts_cover_the_steps,
     "sent on time": sent_on_time,

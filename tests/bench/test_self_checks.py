@@ -26,10 +26,9 @@ TIMED_BY_THE_MACHINE = ("step parts cover the steps", "sent on time", "Little's 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_good_runs_pass(scheduler: str, allocator: str) -> None:
-    """All checks, through a pool that makes requests wait and preempts; the client is as late as a step is long."""
+    """All checks, through a pool that makes requests wait and preempts; some are given to the engine as late as a step is long."""
     run = timed(allocator, scheduler)
-    assert [problem.check for problem in failed_checks(run)] in ([], ["sent on time"])
-    assert not failed_checks(replace_records(run, lambda record: replace(record, due=record.sent)))
+    assert failed_checks(run) == [] and max(record.send_lag for record in run.records) > 0
 
 
 def test_good_runs_with_swapping_pass() -> None:
@@ -38,7 +37,7 @@ def test_good_runs_with_swapping_pass() -> None:
         run = timed("paged", "continuous", **options)
         assert sum(line.num_preempted for line in run.steps) > 0
         assert any(line.num_recomputed for line in run.steps) == ("host" not in options)
-        assert [problem.check for problem in failed_checks(run)] in ([], ["sent on time"])
+        assert failed_checks(run) == []
 
 
 STACKS = [report.stack for report in stack_reports(tiny("llama_gqa")) if report.runs and report.stack.model.name == "llama"]
@@ -52,8 +51,8 @@ def test_real_runs_pass(stack: Any) -> None:
 
 @cache
 def good() -> Run:
-    """Preempted, recomputed, with two prompts that share; sent on time."""
-    return replace_records(timed("paged", "chunked"), lambda record: replace(record, due=record.sent))
+    """Preempted, recomputed, with two prompts that share."""
+    return timed("paged", "chunked")
 
 
 def replace_records(run: Run, change: Callable[[Any], Any]) -> Run:
@@ -111,7 +110,27 @@ BROKEN: dict[str, tuple[str, Callable[[Run], Run], str]] = {
         lambda r: replace(r, steps=[replace(line, seconds={"forward": 0.97 * line.seconds["forward"]}) for line in r.steps]),
         "97.0% are accounted for",
     ),
-    "a client that falls behind": ("sent on time", lambda r: replace_records(r, lambda x: replace(x, due=x.sent - 0.2)), "late (p99)"),
+    "a client that falls behind": ("sent on time", lambda r: replace_records(r, lambda x: replace(x, added=x.added + 2.0)), "late (p99)"),
+    "a client that falls behind while nothing runs": (
+        "sent on time",
+        lambda r: replace_records(r, lambda x: replace(x, due=-5.0, added=-0.5)),
+        "4.5000 s late (p99)",
+    ),
+    "a client over HTTP that falls behind": (
+        "sent on time",
+        lambda r: replace(replace_records(r, lambda x: replace(x, due=x.sent - 0.2, added=None)), steps=[]),
+        "0.2000 s late (p99)",
+    ),
+    "an end over HTTP long after the last token": (
+        "TTFT + gaps = end to end",
+        lambda r: replace(one_record(r, ended=r.records[0].ended + 30), steps=[]),
+        "from end to end",
+    ),
+    "a token without a time": (
+        "a time for each token",
+        lambda r: one_record(r, token_ids=[*r.records[0].token_ids, 1]),
+        "2 tokens came at 1 times",
+    ),
     "a token that ran twice": (
         "tokens planned = delivered + recomputed",
         lambda r: one_step(r, num_tokens=r.steps[3].num_tokens + 1),
@@ -160,7 +179,7 @@ def test_every_check_can_fail() -> None:
 
 def test_a_run_without_steps_is_checked_as_far_as_it_goes() -> None:
     """Over HTTP there is no step log; nothing to say is no problem."""
-    assert failed_checks(replace(good(), steps=[])) == []
+    assert failed_checks(replace_records(replace(good(), steps=[]), lambda record: replace(record, added=None))) == []
     assert failed_checks(Run(work=good().work, records=[])) == []
 
 
@@ -173,7 +192,9 @@ def test_requests_that_never_came_are_in_no_queue() -> None:
     """Later turns of a conversation that broke off, and refused requests: nobody saw them wait."""
     run = good()
     ghosts = [
-        replace(run.records[0], index=90 + n, due=n, sent=n, ended=n, token_times=[], finish_reason=reason, first_scheduled=None)
+        replace(
+            run.records[0], index=90 + n, due=n, sent=n, ended=n, token_times=[], token_ids=[], finish_reason=reason, first_scheduled=None
+        )
         for n, reason in enumerate(["", "", "refused", "refused"])
     ]
     assert failed_checks(replace(run, records=[*run.records, *ghosts])) == []
@@ -192,9 +213,16 @@ def test_the_same_stack_twice() -> None:
 
 
 def test_an_answer_over_http_ends_after_its_last_token() -> None:
-    """With the connection's last bytes; never before its tokens. An engine in this process ends with the token."""
+    """With the connection's last bytes, and at most half a second later; never before. An engine in this process ends with the token."""
     run = made_run(4.0)
     check = CHECKS["TTFT + gaps = end to end"]
-    for late, steps, fails in ((0.05, [], False), (-0.05, [], True), (0.05, run.steps, True), (-0.05, run.steps, True)):
+    for late, steps, fails in (
+        (0.05, [], False),
+        (0.49, [], False),
+        (0.51, [], True),
+        (-0.05, [], True),
+        (0.05, run.steps, True),
+        (-0.05, run.steps, True),
+    ):
         records = [replace(one, ended=one.ended + late) for one in run.records]
         assert (check(replace(run, records=records, steps=steps)) is not None) is fails
