@@ -21,6 +21,7 @@ from octavo.bench.identity import Identity
 from octavo.bench.runs import HEADER, Run
 from octavo.bench.schema import migrated
 from octavo.bench.self_checks import failed_checks
+from octavo.bench.whole_files import recover, recover_all, write_whole
 from octavo.core.errors import ResultError
 
 SCHEMA_VERSION = 1
@@ -56,7 +57,7 @@ class Figures:
         """As a JSON file. Raises ResultError where it cannot be written."""
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(json.dumps(_FIGURES.dump_python(self, mode="json"), indent=1) + "\n", encoding="utf-8")
+            write_whole(path, json.dumps(_FIGURES.dump_python(self, mode="json"), indent=1) + "\n")
         except OSError as error:
             raise ResultError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -64,6 +65,7 @@ class Figures:
 def read_figures(path: str | Path) -> Figures:
     """Of any result. Raises ResultError that says what is missing, damaged or too new."""
     path = Path(path)
+    recover(path)
     if path.is_file():
         return _read(path)
     if (path / KEPT).is_file():
@@ -72,7 +74,8 @@ def read_figures(path: str | Path) -> Figures:
         return of_ablation(AblationResult.load(path))
     if (path / HEADER).is_file():
         return of_runs([Run.load(path)])
-    repeats = sorted(header.parent for header in path.glob(f"*/{HEADER}"))
+    recover_all(path)
+    repeats = sorted(header.parent for header in path.glob(f"*/{HEADER}") if not header.parent.name.startswith("."))
     if not repeats:
         raise ResultError(f"{path} is no result: it holds neither {ABLATION} nor {HEADER} nor {KEPT}, nor folders of runs")
     return of_runs([Run.load(folder) for folder in repeats])

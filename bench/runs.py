@@ -11,9 +11,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +25,11 @@ from octavo.bench.memory_table import MemoryTable
 from octavo.bench.records import RequestRecord
 from octavo.bench.schema import migrated
 from octavo.bench.step_log import StepLine
+from octavo.bench.whole_files import recover, whole_folder
 from octavo.bench.work import Item, Work
 from octavo.core.errors import ResultError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 HEADER, WORK, REQUESTS, STEPS = "run.json", "work.jsonl", "requests.jsonl", "steps.jsonl"
 
 
@@ -50,7 +49,12 @@ def _in_one_piece(stored: Stored) -> Stored:
     return Stored(added | stored.header, stored.work, stored.requests, stored.steps)
 
 
-MIGRATIONS: dict[int, Callable[[Stored], Stored]] = {1: _in_one_piece}
+def _never_failed(stored: Stored) -> Stored:
+    """Version 2 kept no run that its own side ended, and not when the engine was given a request (`added`): that stays unknown."""
+    return Stored({"failed": False} | stored.header, stored.work, stored.requests, stored.steps)
+
+
+MIGRATIONS: dict[int, Callable[[Stored], Stored]] = {1: _in_one_piece, 2: _never_failed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)  # how it was sent: rate, concurrency, time-outs, to be printed
     complete: bool = True
     stopped_by: str = ""  # why it is not complete
+    failed: bool = False  # it was stopped by a fault of its own side, and not by Ctrl-C
     server: ServerIdentity | None = None  # of a run over HTTP
     counted: dict[str, int | None] = field(default_factory=dict)  # what a server counted of itself meanwhile; None: it does not say
     parts: list[Part] = field(default_factory=list)  # of a run that was stopped and gone on with; empty: it is of one piece
@@ -98,31 +103,29 @@ class Run:
         except ValueError:
             return None
 
-    def save(self, folder: str | Path) -> None:
-        """Write the folder, whole or not at all, in place of an older run there. Raises ResultError if something else is there."""
+    def save(self, folder: str | Path, *, beside: Mapping[str, str] | None = None) -> None:
+        """Write the folder, whole or not at all, in place of an older run there; `beside` are texts of further files, by name.
+
+        Raises ResultError if something else is there, OSError where it cannot be written.
+        """
         folder = Path(folder)
+        recover(folder)
         if folder.exists() and not (folder / HEADER).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise ResultError(f"{folder} holds something that is no run: give another folder, or empty it")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        _write(part / WORK, _ITEM, self.work.items)
-        _write(part / REQUESTS, _RECORD, self.records)
-        _write(part / STEPS, _STEP, self.steps)
-        (part / HEADER).write_text(json.dumps(self._header(), indent=1) + "\n", encoding="utf-8")
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(part, folder)
-        shutil.rmtree(old, ignore_errors=True)
+        with whole_folder(folder) as part:
+            _write(part / WORK, _ITEM, self.work.items)
+            _write(part / REQUESTS, _RECORD, self.records)
+            _write(part / STEPS, _STEP, self.steps)
+            (part / HEADER).write_text(json.dumps(self._header(), indent=1) + "\n", encoding="utf-8")
+            for name, text in (beside or {}).items():
+                (part / name).write_text(text, encoding="utf-8")
 
     def _header(self) -> dict[str, Any]:
         return {
             "schema_version": SCHEMA_VERSION,
             "complete": self.complete,
             "stopped_by": self.stopped_by,
+            "failed": self.failed,
             "num_items": len(self.work.items),
             "num_requests": len(self.records),
             "num_steps": len(self.steps),
@@ -140,6 +143,7 @@ class Run:
     def load(cls, folder: str | Path) -> Self:
         """Read a folder that this or an older version wrote. Raises ResultError that says which file is damaged, missing or too new."""
         folder = Path(folder)
+        recover(folder)
         stored = migrated(_read(folder), MIGRATIONS, where=folder, to=SCHEMA_VERSION, header=lambda stored: stored.header)
         header = stored.header
         try:
@@ -155,6 +159,7 @@ class Run:
                 settings=header["settings"],
                 complete=header["complete"],
                 stopped_by=header["stopped_by"],
+                failed=header["failed"],
                 server=_SERVER.validate_python(header["server"]),
                 counted=header["counted"],
                 parts=_PARTS.validate_python(header["parts"]),
@@ -172,8 +177,9 @@ def is_complete(folder: str | Path) -> bool:
     False where there is none, or it cannot be read.
     """
     try:
+        recover(Path(folder))
         header = json.loads((Path(folder) / HEADER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ResultError):
         return False
     return isinstance(header, dict) and header.get("complete") is True and isinstance(header.get("schema_version"), int)
 

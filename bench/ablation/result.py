@@ -2,6 +2,7 @@
 
     ablation.json                   the specification, the cells, what is known of their tokens and of which repeats, what broke
     runs/SCENARIO/CELL/REPEAT/      one `Run` each
+    broken/SCENARIO/CELL/REPEAT/    of a run that its engine ended, what there is of it
 
 Must not know: engines, how it is shown.
 """
@@ -9,7 +10,6 @@ Must not know: engines, how it is shown.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +25,22 @@ from octavo.bench.intervals import Interval, Verdict, ratio_interval, verdict
 from octavo.bench.runs import Run, is_complete
 from octavo.bench.schema import migrated
 from octavo.bench.self_checks import a_a, failed_checks
+from octavo.bench.whole_files import write_whole
 from octavo.core.errors import ResultError
 
-SCHEMA_VERSION = 1
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}  # of ablation.json; its runs have their own
+SCHEMA_VERSION = 2
+
+
+def _all_compared(content: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 did not say at first which repeats' tokens were compared: all of a finished ablation; of another one that is not known.
+
+    What is not known to be compared is in no ratio until `--resume` has compared it.
+    """
+    repeats = list(range(content["spec"]["repeats"])) if content["finished"] else []
+    return {"compared": dict.fromkeys(content["outputs"], repeats)} | content
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _all_compared}  # of ablation.json; its runs have their own
 FILE = "ablation.json"
 NOT_YET = "its tokens are not compared yet"
 CHECKS_OF_TIME = ("step parts cover the steps", "sent on time", "Little's law")  # steps of a few ms, or a busy machine, can fail them
@@ -217,9 +229,7 @@ class AblationResult:
             "finished": self.finished,
         }
         Path(folder).mkdir(parents=True, exist_ok=True)
-        partial = Path(folder) / f"{FILE}.part"
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, Path(folder) / FILE)
+        write_whole(Path(folder) / FILE, json.dumps(content, indent=1) + "\n")
 
     def add(self, folder: str | Path, key: tuple[str, str, int], run: Run) -> None:
         """Keep a run, here and in the folder."""
@@ -235,7 +245,7 @@ class AblationResult:
             spec=AblationSpec.model_validate(content["spec"]),
             cells=_CELLS.validate_python(content["cells"]),
             outputs=_OUTPUTS.validate_python(content["outputs"]),
-            compared=dict(content.get("compared", {name: list(range(content["spec"]["repeats"])) for name in content["outputs"]})),
+            compared=dict(content["compared"]),
             breakdowns=_BREAKDOWNS.validate_python(content["breakdowns"]),
             broken=dict(content["broken"]),
             finished=bool(content["finished"]),
@@ -253,10 +263,10 @@ _OUTPUTS = TypeAdapter(dict[str, dict[str, Outputs]])
 _BREAKDOWNS = TypeAdapter(dict[str, dict[str, Breakdown]])
 
 
-def run_folder(folder: str | Path, key: tuple[str, str, int]) -> Path:
-    """Where a run is kept."""
+def run_folder(folder: str | Path, key: tuple[str, str, int], *, among: str = "runs") -> Path:
+    """Where a run is kept; `among` "broken" ones, where what is left of it is."""
     scenario, cell, repeat = key
-    return Path(folder) / "runs" / scenario / cell / str(repeat)
+    return Path(folder) / among / scenario / cell / str(repeat)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -266,9 +276,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ResultError(f"{path.parent} is no result of octavo ablate: {path.name} cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise ResultError(f"{path} is damaged: it holds no table")
-    content = migrated(content, MIGRATIONS, where=path, to=SCHEMA_VERSION, header=lambda content: content)
     try:
+        content = migrated(content, MIGRATIONS, where=path, to=SCHEMA_VERSION, header=lambda content: content)
         AblationSpec.model_validate(content.get("spec"))
-    except ValidationError as error:
+    except (ValidationError, KeyError, TypeError) as error:
         raise ResultError(f"{path} is damaged: {error}") from error
     return dict(content)

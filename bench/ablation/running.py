@@ -8,6 +8,7 @@ Must not know: plugins by name, how results are shown.
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,14 @@ from octavo.bench.ablation.claims import check_claims
 from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.measures import find_measure
 from octavo.bench.ablation.preparation import prepare
-from octavo.bench.ablation.result import AblationResult
+from octavo.bench.ablation.result import AblationResult, run_folder
 from octavo.bench.ablation.schedule import order
 from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.ablation.verification import Verifier
 from octavo.bench.ablation.works import scenario_work
 from octavo.bench.drive import drive
 from octavo.bench.identity import differences, identify
+from octavo.bench.interrupts import RunFailed
 from octavo.bench.memory_table import full_step
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
@@ -141,10 +143,13 @@ class _Ablation:
         before = self.over
         if key not in self.result.runs:
             self.result.broken.pop(where, None)
+            shutil.rmtree(run_folder(self.folder, key, among="broken"), ignore_errors=True)
             self._tell(scenario, cell.name, repeat)
             try:
                 with self.engines.open(cell.config) as built:
                     self.result.add(self.folder, key, self._measure(built, scenario, cell, repeat, work))
+            except RunFailed as failure:
+                self.result.broken[where] = str(failure)
             except Exception as error:
                 self.result.broken[where] = f"{type(error).__name__}: {error}"
         self.over = before + len(work.items)
@@ -160,19 +165,20 @@ class _Ablation:
         engine.kv.reset()
         identity, meter = identify(built, work), self.engines.meter(cell.config)
         meter.begin(num_tokens=full_step(built.config))
+        run = Run(work=work, records=[], identity=identity, settings=load.model_dump(mode="json", exclude_none=True))
         gc.collect()
         with collecting_no_garbage():
             log = StepLog(engine.clock.now())
             with log.watching(engine):
-                records = drive(engine, work, concurrency=load.concurrency, zero=log.zero, timeout_s=load.timeout_s, progress=ended)
-        return Run(
-            work=work,
-            records=records,
-            steps=log.lines,
-            identity=identity,
-            memory=meter.table(built.pool),
-            settings=load.model_dump(mode="json", exclude_none=True),
-        )
+                try:
+                    run.records = drive(engine, work, concurrency=load.concurrency, zero=log.zero, timeout_s=load.timeout_s, progress=ended)
+                except RunFailed as failure:
+                    run.records, run.complete, run.failed, run.stopped_by = failure.records, False, True, str(failure)
+                    run.steps = log.lines
+                    run.save(run_folder(self.folder, (scenario, cell.name, repeat), among="broken"))
+                    raise
+        run.steps, run.memory = log.lines, meter.table(built.pool)
+        return run
 
     def _warm_up(self, built: BuiltEngine, scenario: str) -> None:
         """A few short answers to other prompts: threads start, kernels are compiled, memory is touched."""

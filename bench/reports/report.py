@@ -5,10 +5,12 @@ Must not know: how its content is made.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.bench.reports.html import to_html
+from octavo.bench.whole_files import write_whole
 from octavo.core.errors import ResultError
 
 MARKDOWN, HTML, FIGURES = "report.md", "report.html", "figures"
@@ -39,15 +41,29 @@ class Report:
         return "\n".join(self.lines).rstrip() + "\n"
 
     def write(self, folder: str | Path) -> list[Path]:
-        """The files, in place of those of an older report there. Raises ResultError where they cannot be written."""
+        """The files, in place of an older report's, its figures among them. Raises ResultError where they cannot be written."""
         folder = Path(folder)
         written = {folder / path: svg for path, svg in self.figures.items()}
         written |= {folder / MARKDOWN: self.markdown, folder / HTML: to_html(self.markdown, self.figures)}
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            older = _figures_of(folder)
             for path, text in written.items():
                 path.parent.mkdir(exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                write_whole(path, text)
+            for path in older - written.keys():
+                path.unlink(missing_ok=True)
+            if older and (folder / FIGURES).is_dir() and not any((folder / FIGURES).iterdir()):
+                (folder / FIGURES).rmdir()
         except OSError as error:
             raise ResultError(f"the report cannot be written to {folder}: {error.strerror}") from error
         return [folder / HTML, folder / MARKDOWN]
+
+
+def _figures_of(folder: Path) -> set[Path]:
+    """Those that the report which is there shows; other files are somebody else's."""
+    try:
+        text = (folder / MARKDOWN).read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return set()
+    return {folder / FIGURES / name for name in re.findall(rf"\]\({FIGURES}/([\w-]+\.svg)\)$", text, flags=re.MULTILINE)}

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from octavo.__main__ import main
 from octavo.bench import runs
+from octavo.bench.figures import read_figures
 from octavo.bench.memory_table import MemoryTable
 from octavo.bench.runs import HEADER, REQUESTS, SCHEMA_VERSION, STEPS, WORK, Run, Stored, is_complete
 from octavo.bench.schema import migrated
 from octavo.bench.self_checks import failed_checks
 from octavo.core.errors import ConfigError, ResultError
 from tests.bench.measured import measured, timed
+from tests.bench.test_compare import IDENTITY
 from tests.bench.test_self_checks import STACKS
 
 VERSION_1 = Path(__file__).parent / "fixtures" / "run_v1"
@@ -32,7 +38,7 @@ def saved(tmp_path: Path) -> Path:
 def test_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
     """Every field of every record, step, event and of the identity; and the account is the same to the last digit."""
     stack = next(s for s in STACKS if (s.scheduler.name, s.allocator.name, s.kernel.name) == ("chunked", "prefix", "sdpa"))
-    run = replace(measured(stack), memory=MEMORY, complete=False, stopped_by="Ctrl-C")
+    run = replace(measured(stack), memory=MEMORY, complete=False, stopped_by="RuntimeError: no", failed=True)
     run.save(tmp_path / "a" / "run")
     back = Run.load(tmp_path / "a" / "run")
     assert back == replace(run, work=replace(run.work, items=list(run.work.items)))
@@ -56,7 +62,8 @@ def test_a_run_of_version_1_is_read(tmp_path: Path) -> None:
     assert (run.work.name, len(run.records), run.complete) == ("some", 12, True)
     assert run.identity is not None and run.identity.stack["allocator"] == "prefix"
     assert run.memory == MEMORY
-    assert [p for p in failed_checks(run) if p.check != "sent on time"] == []
+    assert failed_checks(run) == []
+    assert all(record.added is None for record in run.records) and not run.failed and run.parts == []
     assert run.account.shares.total == pytest.approx(100)
     assert {name: round(share, 4) for name, share in asdict(run.account.shares).items()} == json.loads(
         (VERSION_1 / "shares.json").read_text()
@@ -87,8 +94,8 @@ def test_a_run_of_an_older_version_is_still_complete(saved: Path, monkeypatch: p
     def more(stored: Stored) -> Stored:
         return replace(stored, header=stored.header | {"settings": stored.header["settings"] | {"migrated": True}})
 
-    monkeypatch.setattr(runs, "SCHEMA_VERSION", 3)
-    monkeypatch.setitem(runs.MIGRATIONS, 2, more)
+    monkeypatch.setattr(runs, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setitem(runs.MIGRATIONS, SCHEMA_VERSION, more)
     assert is_complete(saved) and Run.load(saved).settings["migrated"]
 
 
@@ -109,6 +116,68 @@ def test_a_run_is_replaced_whole_and_other_things_are_left_alone(saved: Path, tm
     assert is_complete(tmp_path / "empty")
 
 
+def cut_off(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
+    """The process is killed at this rename of a save, the first being 0."""
+    real, calls = os.replace, list[object]()
+
+    def rename(*args: Any) -> None:
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        calls.append(args)
+        real(*args)
+
+    monkeypatch.setattr(os, "replace", rename)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("reader", ["load", "complete", "save", "figures", "report"])
+def test_a_save_that_is_cut_off_loses_nothing(reader: str, at: int, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its two renames there is no folder of that name; whoever reads or saves next finds the new one, with all its files."""
+    run = Run.load(saved)
+    run.identity, run.settings = replace(IDENTITY, pool_slots=run.account.capacity), {"model": "m"}
+    run.save(saved, beside={"metrics.json": "{}"})
+    before = replace(run, stopped_by="later")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        cut_off(patch, at=at)
+        before.save(saved, beside={"metrics.json": '{"new": 1}'})
+    assert saved.exists() == (at == 0)
+    if reader == "complete":
+        assert is_complete(saved)
+    elif reader == "save":
+        with pytest.raises(TypeError):
+            replace(run, arguments={"x": object()}).save(saved)  # which fails, and has not taken the only one away
+    elif reader == "figures":
+        assert read_figures(saved.parent).cells["run"].workloads == [run.work.digest]
+        assert read_figures(saved) == read_figures(saved.parent)
+    elif reader == "report":
+        assert main(["bench", "report", str(saved), "--no-plots"]) == 0
+    back = Run.load(saved)
+    assert (back.stopped_by, back.records) == ("later" if at else "", run.records)
+    assert (saved / "metrics.json").read_text() == ('{"new": 1}' if at else "{}")
+    assert [path.name for path in saved.parent.iterdir()] == ["run"]
+
+
+def test_what_a_cut_off_save_left_is_no_repeat(saved: Path) -> None:
+    """A part that was half written has no place among the runs of a folder."""
+    run = Run.load(saved)
+    run.identity, run.settings = replace(IDENTITY, pool_slots=run.account.capacity), {"model": "m"}
+    run.save(saved)
+    shutil.copytree(saved, saved.with_name(".other.part"))
+    assert len(read_figures(saved.parent).cells["run"].workloads) == 1
+
+
+def test_a_folder_by_another_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that one stands in, and a link to it."""
+    run = Run.load(saved)
+    saved.with_name("link").symlink_to(saved)
+    monkeypatch.chdir(saved)
+    for number, name in enumerate((".", "../link")):
+        replace(run, stopped_by=str(number)).save(name)
+        monkeypatch.chdir(saved)
+        assert Run.load(name).stopped_by == Run.load(saved).stopped_by == str(number)
+    assert saved.with_name("link").is_symlink()
+
+
 def test_only_a_whole_run_is_complete(saved: Path, tmp_path: Path) -> None:
     """What `--resume` need not do again."""
     assert is_complete(saved)
@@ -122,7 +191,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no header": (lambda run: (run / HEADER).unlink(), "no saved run: it has no run.json"),
     "half a header": (lambda run: (run / HEADER).write_text((run / HEADER).read_text()[:200]), "run.json cannot be read"),
     "another header": (lambda run: (run / HEADER).write_text('{"a": 1}'), "has no schema_version"),
-    "a newer version": (lambda run: edit(run, schema_version=99), "schema version 99, this Octavo reads up to 2: update Octavo"),
+    "a newer version": (lambda run: edit(run, schema_version=99), "schema version 99, this Octavo reads up to 3: update Octavo"),
     "no steps": (lambda run: (run / STEPS).unlink(), "steps.jsonl cannot be read"),
     "a lost tail": (lambda run: cut(run / STEPS, 5), "steps.jsonl has 5 lines, run.json says"),
     "half a line": (lambda run: (run / REQUESTS).write_text((run / REQUESTS).read_text()[:-20]), "requests.jsonl, line 12, is damaged"),

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from octavo import __version__
 from octavo.async_llm import AsyncLLM
 from octavo.bench import drive as driving
 from octavo.bench.ablation.result import CHECKS_OF_TIME
-from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.interrupts import RunFailed, RunInterrupted
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
 from octavo.bench.self_checks import Problem, failed_checks
+from octavo.bench.work import Work
 from octavo.bench.workloads import WORKLOADS
 from octavo.cli import build_parser, main
 from octavo.cli.bench import measuring
@@ -88,9 +90,9 @@ def test_bursts() -> None:
 
 def test_an_engine_in_this_process(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The table on standard output, the forecast on standard error, and the run as a folder that can be read again."""
-    saving = ["--save-result", "--result-dir", str(tmp_path / "results"), "--result-filename", "one"]
+    kept_in = ["--save-result", "--result-dir", str(tmp_path / "results"), "--result-filename", "one"]
     flags = ["--request-rate", "500", "--percentile-metrics", "queue,ttft,e2el", "--metric-percentiles", "50,99", "--by-prompt-length"]
-    assert main(["bench", "serve", *engine_words, *SMALL, *flags, *saving]) == 0
+    assert main(["bench", "serve", *engine_words, *SMALL, *flags, *kept_in]) == 0
     out, err = capsys.readouterr()
     found = figures(out)
     assert out.startswith("============ Serving Benchmark Result ============\n")
@@ -146,11 +148,106 @@ def test_ctrl_c_prints_and_keeps_what_is_done(
         raise RunInterrupted(real(*args, **options)[:2])
 
     monkeypatch.setattr(driving, "drive", interrupted)
-    saving = ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "part"]
-    assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving]) == 130
+    assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving(tmp_path)]) == 130
     out, err = capsys.readouterr()
     assert figures(out)["Successful requests"] == 2 and "interrupted: 2 of 2 requests sent have their answer" in err
-    assert not Run.load(tmp_path / "part").complete
+    assert not Run.load(tmp_path / "one").complete
+
+
+def saving(folder: Path) -> list[str]:
+    return ["--save-result", "--result-dir", str(folder), "--result-filename", "one"]
+
+
+@pytest.mark.parametrize("part", ["bench.self_checks.failed_checks", "cli.bench.serve.serving_table"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, BrokenPipeError])
+def test_a_run_is_saved_before_it_is_looked_at(
+    part: str, error: type[BaseException], engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a check that fails, nor a second Ctrl-C, nor `| head` loses it."""
+
+    def broken(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(f"octavo.{part}", broken)
+    monkeypatch.setattr("os.dup2", lambda *args: None)  # standard output is the test's
+    words = ["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving(tmp_path)]
+    if error is RuntimeError:
+        with pytest.raises(RuntimeError):
+            main(words)
+    else:
+        assert main(words) == {KeyboardInterrupt: 130, BrokenPipeError: 141}[error]
+    run = Run.load(tmp_path / "one")
+    assert run.complete and len(run.records) == 5 and run.arguments and (tmp_path / "one" / "metrics.json").is_file()
+
+
+def test_a_run_is_saved_without_its_figures(engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they cannot be made."""
+
+    def broken(run: Run) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("octavo.bench.stability.stability", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving(tmp_path)])
+    assert len(Run.load(tmp_path / "one").records) == 5 and not (tmp_path / "one" / "metrics.json").exists()
+
+
+def test_ctrl_c_waits_until_a_run_is_saved(engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends the command then."""
+    real = Run.save
+
+    def save(*args: Any, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        real(*args, **options)
+
+    monkeypatch.setattr(Run, "save", save)
+    assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving(tmp_path)]) == 130
+    assert Run.load(tmp_path / "one").complete
+
+
+def test_a_run_that_cannot_be_saved_is_printed(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Since somebody else's folder has that name; status 2."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "letter.txt").write_text("dear")
+    assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert figures(out)["Successful requests"] == 5 and "holds something that is no run" in err
+
+
+def test_ctrl_c_at_the_very_end_leaves_a_complete_run(engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left to go on with."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving(tmp_path)]) == 0
+    run = Run.load(tmp_path / "one")
+    assert run.complete and run.stopped_by == "" and len(run.records) == 5
+    replace(run, complete=False, stopped_by="Ctrl-C").save(tmp_path / "one")  # as earlier versions kept it
+    assert main(["bench", "serve", "--resume", str(tmp_path / "one")]) == 0
+    assert Run.load(tmp_path / "one") == run
+
+
+def test_a_run_that_failed_is_kept_and_gone_on_with(
+    engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 1; what failed stays a failure, and what was never asked is asked when it is gone on with."""
+    real = driving.drive
+
+    def failing(engine: Any, work: Work, **options: Any) -> list[RequestRecord]:
+        records = real(engine, replace(work, items=work.items[:2]), **options)
+        records[1].finish_reason, records[1].error = "error", "the engine gave up: boom"
+        raise RunFailed(records, RuntimeError("boom"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driving, "drive", failing)
+        assert main(["bench", "serve", *engine_words, *SMALL, "--no-probe", *saving(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert (figures(out)["Successful requests"], figures(out)["Failed requests"]) == (1, 1)
+    assert f"the run failed: RuntimeError: boom; go on with: octavo bench serve --resume {tmp_path / 'one'}" in err
+    run = Run.load(tmp_path / "one")
+    assert (run.complete, run.failed, run.stopped_by) == (False, True, "the run failed: RuntimeError: boom")
+    assert main(["bench", "serve", "--resume", str(tmp_path / "one"), "--no-probe"]) == 0
+    run = Run.load(tmp_path / "one")
+    assert (run.complete, run.failed, [record.succeeded for record in run.records]) == (True, False, [True, False, True, True, True])
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -174,7 +271,10 @@ TALK = ["--dataset-name", "chat", "--num-prompts", "6", "--chat-turns", "3", "--
 TALK += ["--chat-input-len", "5", "--chat-output-len", "4", "--max-concurrency", "2", "--no-probe"]
 
 
-@pytest.mark.parametrize("load", [[*SMALL, "--request-rate", "inf", "--no-probe"], TALK], ids=["inf", "talk"])
+UNEVEN = [*SMALL, "--random-output-len", "16", "--random-range-ratio", "0.9", "--request-rate", "inf", "--no-probe"]
+
+
+@pytest.mark.parametrize("load", [UNEVEN, TALK], ids=["inf", "talk"])
 @pytest.mark.parametrize("where", ["here", "http"])
 def test_resume(
     where: str,
@@ -189,11 +289,11 @@ def test_resume(
     """What Ctrl-C left is gone on with until all of it is done, with the same tokens as in one piece; it says in how many parts, no key."""
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     words = engine_words if where == "here" else ["--base-url", served, "--model", str(chat_model), "--header", "X-Who=me"]
-    saving = ["--save-result", "--result-dir", str(tmp_path), "--result-filename"]
-    assert main(["bench", "serve", *words, *load, *saving, "whole"]) == 0
+    named = ["--save-result", "--result-dir", str(tmp_path), "--result-filename"]
+    assert main(["bench", "serve", *words, *load, *named, "whole"]) == 0
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
-        assert main(["bench", "serve", *words, *load, *saving, "part"]) == 130
+        assert main(["bench", "serve", *words, *load, *named, "part"]) == 130
         assert f"go on with: octavo bench serve --resume {tmp_path / 'part'}" in capsys.readouterr().err
         assert main(["bench", "serve", "--resume", str(tmp_path / "part"), "--no-probe"]) in (130, 0)
     assert main(["bench", "serve", "--resume", str(tmp_path / "part"), "--no-probe"]) in (0, 1)  # a busy machine may fail a check of time
@@ -283,6 +383,26 @@ def test_a_servers_identity(served: str, chat_model: Path, tmp_path: Path, capsy
     assert main(["bench", "report", str(tmp_path / "one"), "--no-plots"]) == 0
     report = (tmp_path / "one" / "report.md").read_text()
     assert "| software         | octavo" in report and "## Stability" in report
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, IndexError])
+def test_a_server_is_asked_in_vain_what_it_counted(
+    error: type[BaseException], served: str, chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That loses these counts, and not the run."""
+    asked: list[float] = []
+
+    async def count(target: Any) -> dict[str, float]:
+        asked.append(1.0)
+        if len(asked) == 2:
+            raise error
+        return {"preemptions": 0.0}
+
+    monkeypatch.setattr("octavo.bench.load.server_look.count", count)
+    words = ["--base-url", served, "--api-key", "k", "--tokenizer", str(chat_model), *SMALL, "--no-probe"]
+    assert main(["bench", "serve", *words, *saving(tmp_path)]) == 0
+    run = Run.load(tmp_path / "one")
+    assert run.complete and len(run.records) == 5 and set(run.counted.values()) == {None}
 
 
 def test_a_chat_endpoint(served: str, chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from octavo.bench.ablation.cells import stack_spec
 from octavo.bench.ablation.presets import find_spec, preset_names
 from octavo.bench.ablation.spec import AblationSpec, read_spec
+from octavo.bench.whole_files import write_whole
 from octavo.cli import COMMANDS
 from octavo.cli.settings import say
 from octavo.core.errors import InvalidOptionsError
@@ -120,7 +121,7 @@ def _print(result: AblationResult, *, keep: Path | None = None) -> int:
 
     text = markdown(result)
     if keep is not None:
-        (keep / "table.md").write_text(text, encoding="utf-8")
+        write_whole(keep / "table.md", text)
     print(text, end="")
     wrong = result.broken or result.failed_checks(of_time=False) or any(one.outcome == "fails" for one in judge(result))
     return 0 if result.tokens_hold and not wrong else 1

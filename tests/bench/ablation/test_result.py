@@ -291,9 +291,10 @@ def test_folders_that_are_no_result(tmp_path: Path) -> None:
     twice_as_fast().save(tmp_path)
     path = tmp_path / "ablation.json"
     written = json.loads(path.read_text())
-    path.write_text(json.dumps(written | {"schema_version": 2}))
-    with pytest.raises(ResultError, match="has schema version 2, this Octavo reads up to 1: update Octavo"):
+    path.write_text(json.dumps(written | {"schema_version": 3}))
+    with pytest.raises(ResultError, match="has schema version 3, this Octavo reads up to 2: update Octavo"):
         AblationResult.load(tmp_path)
-    path.write_text(json.dumps(written | {"spec": {}}))
-    with pytest.raises(ResultError, match="is damaged"):
-        AblationResult.load(tmp_path)
+    for damaged in (written | {"spec": {}}, {"schema_version": 1}):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(ResultError, match="is damaged"):
+            AblationResult.load(tmp_path)

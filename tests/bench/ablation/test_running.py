@@ -16,7 +16,9 @@ from octavo.bench.ablation.running import run_ablation
 from octavo.bench.ablation.schedule import order
 from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.ablation.table import markdown
-from octavo.bench.interrupts import RunInterrupted
+from octavo.bench.interrupts import RunFailed, RunInterrupted
+from octavo.bench.records import RequestRecord
+from octavo.bench.runs import Run
 from octavo.core.errors import IncompatibleStackError, InvalidOptionsError, ResultError
 from tests.bench.ablation.small import LADDER, registry, small_spec
 
@@ -228,6 +230,21 @@ def test_a_run_that_breaks_is_listed(engines: Engines, tmp_path: Path, monkeypat
     found = {one.cell: one.interval for one in result.comparisons(SCENARIO)}
     assert found["continuous"] is not None and found["continuous"].low == 0.0  # one repeat is left
     assert found["static (again)"] is not None and found["static (again)"].low > 0.0
+
+
+def test_a_run_that_its_engine_ends_is_kept_as_far_as_it_came(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the runs that count, with what failed; and it is run again when the ablation is resumed."""
+    key = (SCENARIO, "continuous", 0)
+    missed = RequestRecord(index=0, num_prompt_tokens=1, max_tokens=1, due=0.0, sent=0.0, ended=1.0, finish_reason="error", error="no")
+    with monkeypatch.context() as patch:
+        Interrupted(patch, 2, RunFailed([missed], RuntimeError("the device is on fire")))
+        result = run(engines, small_spec(warmup=0), tmp_path)
+    assert result.broken == {f"{SCENARIO}/continuous/0": "RuntimeError: the device is on fire"} and key not in result.runs
+    kept = Run.load(run_folder(tmp_path, key, among="broken"))
+    assert (kept.complete, kept.failed, kept.stopped_by) == (False, True, "RuntimeError: the device is on fire")
+    assert kept.records == [missed] and key not in AblationResult.load(tmp_path).runs
+    resumed = run(engines, result.spec, tmp_path, resume=True)
+    assert resumed.broken == {} and key in resumed.runs and not run_folder(tmp_path, key, among="broken").exists()
 
 
 def test_cells_that_do_not_run_here(engines: Engines, tmp_path: Path) -> None:

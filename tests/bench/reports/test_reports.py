@@ -162,3 +162,23 @@ def test_writing(tmp_path: Path, a_run: Run) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultError, match="the report cannot be written to"):
         report.write(tmp_path / "file")
+
+
+def test_a_report_takes_the_place_of_an_older_one(tmp_path: Path, a_run: Run) -> None:
+    """Its figures go where the new one has none of that name; what somebody else put beside them stays."""
+    report = run_report(a_run)
+    report.write(tmp_path)
+    (tmp_path / "figures" / "mine.svg").write_text("<svg/>")
+    one = Report(lines=["# One"])
+    one.lines += one.figure("latencies", "<svg/>", "x")
+    one.write(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["latencies.svg", "mine.svg"]
+    (tmp_path / "figures" / "mine.svg").unlink()
+    run_report(a_run, plots=False).write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md"]
+
+
+def test_a_run_that_failed_says_why_it_is_not_complete(a_run: Run) -> None:
+    """Before any figure."""
+    text = run_report(replace(a_run, complete=False, failed=True, stopped_by="the run failed: RuntimeError: no"), plots=False).markdown
+    assert text.index("**Not complete**: the run failed: RuntimeError: no") < text.index("## Speed")

@@ -60,9 +60,6 @@ def run(args: argparse.Namespace) -> int:
                     seconds.append(took)
                 bar.update()
     found = Distribution(seconds)
-    print(f"Avg latency: {found.mean:.4f} seconds")
-    for percent in PERCENTILES:
-        print(f"{percent}% percentile latency: {found.percentile(percent):.4f} seconds")
     write_json(
         args.output_json,
         {
@@ -72,4 +69,7 @@ def run(args: argparse.Namespace) -> int:
             "workload_hash": work.digest,
         },
     )
+    print(f"Avg latency: {found.mean:.4f} seconds")
+    for percent in PERCENTILES:
+        print(f"{percent}% percentile latency: {found.percentile(percent):.4f} seconds")
     return 0

@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 UNKNOWN_VOCABULARY = 32_000  # ids that nearly every model has
 SERVER_SEATS = 64  # requests that an unknown server is thought to run at once, for the forecast
 Send = Callable[..., list[RequestRecord]]
+Keep = Callable[["Run"], object]
+"""Told of a run as soon as it is measured."""
 
 
-def in_process(args: argparse.Namespace, before: Run | None) -> Run:
+def in_process(args: argparse.Namespace, before: Run | None, keep: Keep) -> Run:
     """Of the engine of these arguments; after `before`, which it goes on with, if that is given."""
     meters: list[MemoryMeter] = []
 
@@ -66,13 +69,15 @@ def in_process(args: argparse.Namespace, before: Run | None) -> Run:
             log = StepLog(engine.clock.now())
             with log.watching(engine):
                 run = _measure(args, partial(send, zero=log.zero), work, begun, timeout_s=args.timeout_s)
-            run.steps, run.memory = log.lines, meters[0].table(llm.built.pool)
+            run.steps = log.lines
+            if not run.failed:  # or a broken device would be asked
+                run.memory = meters[0].table(llm.built.pool)
             return run
 
-        return _whole(args, before, begun, measure)
+        return _whole(args, before, begun, measure, keep)
 
 
-def over_http(args: argparse.Namespace, url: str, before: Run | None) -> Run:
+def over_http(args: argparse.Namespace, url: str, before: Run | None, keep: Keep) -> Run:
     """The same of a server."""
     import asyncio
     from dataclasses import replace
@@ -112,22 +117,30 @@ def over_http(args: argparse.Namespace, url: str, before: Run | None) -> Run:
             _forecast(args, send, work, seats=args.max_concurrency or SERVER_SEATS)
         earlier = asyncio.run(count(target))
         run = _measure(args, send, work, begun, timeout_s=args.timeout_s or 600.0)
-        run.counted = counted(earlier, asyncio.run(count(target)))
+        later: dict[str, float] = {}
+        with suppress(KeyboardInterrupt, Exception):  # who doesn't wait for its counters, or cannot read them, loses these and not the run
+            later = asyncio.run(count(target))
+        run.counted = counted(earlier, later)
         return run
 
-    return _whole(args, before, begun, measure)
+    return _whole(args, before, begun, measure, keep)
 
 
-def _whole(args: argparse.Namespace, before: Run | None, begun: Run, measure: Callable[[Work], Run]) -> Run:
+def _whole(args: argparse.Namespace, before: Run | None, begun: Run, measure: Callable[[Work], Run], keep: Keep) -> Run:
     """All of the work, or what is left of it and what was there, as one run."""
     if before is None:
-        return measure(begun.work)
-    from octavo.bench.run_parts import joined, rest_of
+        run = measure(begun.work)
+    else:
+        from dataclasses import replace
 
-    check_same(args.resume, before, begun)
-    rest = rest_of(before)
-    say(f"going on with {args.resume}: {len(rest.indices)} of {len(before.work.items)} requests are left")
-    return joined(before, measure(rest.work), rest)
+        from octavo.bench.run_parts import joined, rest_of
+
+        check_same(args.resume, before, begun)
+        rest = rest_of(before)
+        say(f"going on with {args.resume}: {len(rest.indices)} of {len(before.work.items)} requests are left")
+        run = joined(before, measure(rest.work), rest) if rest.indices else replace(before, complete=True, stopped_by="", failed=False)
+    keep(run)
+    return run
 
 
 def _work(args: argparse.Namespace, vocab_size: int, encode: Any, max_model_len: int | None) -> Work:
@@ -168,7 +181,7 @@ def _measure(args: argparse.Namespace, send: Send, work: Work, begun: Run, *, ti
     """`begun` with what became of this work."""
     from dataclasses import replace
 
-    from octavo.bench.interrupts import RunInterrupted
+    from octavo.bench.interrupts import RunFailed, RunInterrupted
 
     settings = {name: getattr(args, name) for name in ("request_rate", "burstiness", "max_concurrency")} | {"timeout_s": timeout_s}
     if settings["request_rate"] == math.inf:
@@ -178,5 +191,9 @@ def _measure(args: argparse.Namespace, send: Send, work: Work, begun: Run, *, ti
         try:
             run.records = send(work, concurrency=args.max_concurrency, timeout_s=timeout_s, progress=progress)
         except RunInterrupted as stopped:
-            run.records, run.complete, run.stopped_by = stopped.records, False, str(stopped)
+            run.records = stopped.records
+            run.complete = len(run.records) == len(work.items) and not any(record.cut_short for record in run.records)
+            run.stopped_by = "" if run.complete else str(stopped)
+        except RunFailed as failure:
+            run.records, run.complete, run.failed, run.stopped_by = failure.records, False, True, f"the run failed: {failure}"
     return run

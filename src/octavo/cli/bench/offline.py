@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from octavo.bench.probe import forecast, probe
+from octavo.bench.whole_files import write_whole
 from octavo.bench.work import Work
 from octavo.cli.bench.workload_flags import add_workload_arguments, check_workload, work_from
 from octavo.cli.settings import add_config_arguments, open_llm, say
@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
         outputs = llm.generate(prompts, params, use_tqdm=not args.disable_tqdm and sys.stderr.isatty())
         seconds = engine.clock.now() - begun
     figures = _figures(work, seconds, sum(len(output.outputs[0].token_ids) for output in outputs))
+    write_json(args.output_json, figures)
     print(
         f"Throughput: {figures['requests_per_second']:.2f} requests/s, {figures['tokens_per_second']:.2f} total tokens/s, "
         f"{figures['output_tokens_per_second']:.2f} output tokens/s\n"
         f"Total num prompt tokens:  {figures['num_prompt_tokens']}\n"
         f"Total num output tokens:  {figures['num_output_tokens']}"
     )
-    write_json(args.output_json, figures)
     return 0
 
 
@@ -77,6 +77,6 @@ def write_json(path: str | None, content: dict[str, Any]) -> None:
     if path is None:
         return
     try:
-        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise RequestError(f"--output-json {path} cannot be written: {error.strerror}", field="output_json") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from octavo.bench.whole_files import recover
 from octavo.cli.settings import say
 from octavo.core.errors import RequestError
 
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.self_checks import failed_checks
 
     folder = Path(args.result)
+    recover(folder)
     if not folder.is_dir():
         raise RequestError(f"{folder} is no folder: name one that octavo bench serve --save-result or octavo ablate made", field="result")
     if (folder / FILE).is_file():

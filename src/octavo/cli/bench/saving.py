@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from octavo.bench.metrics import measure
 from octavo.bench.serving_table import as_json
 from octavo.cli.settings import say
-from octavo.core.errors import RequestError
+from octavo.core.errors import RequestError, ResultError
 
 if TYPE_CHECKING:
     from octavo.bench.runs import Run
@@ -47,17 +47,35 @@ def check_result(args: argparse.Namespace) -> None:
 
 
 def save_result(args: argparse.Namespace, run: Run, *, sections: Sequence[str], percentiles: Sequence[float]) -> Path | None:
-    """Write it, if asked for, and say where; a run that was gone on with is where it was."""
+    """Write it, if asked for, and say where; a run that was gone on with is where it was. Ctrl-C waits until it is written.
+
+    The run is written even where its figures cannot be made. Raises ResultError where it cannot be written.
+    """
     if not args.save_result:
         return None
-    from octavo.bench.stability import stability  # numpy: not before something was measured
+    from octavo.bench.interrupts import HeldInterrupts
 
     model = re.sub(r"[^A-Za-z0-9.]+", "-", str(run.settings.get("model", "model"))).strip("-")
     name = args.result_filename or f"{run.work.name}-{model}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = Path(args.resume) if args.resume else Path(args.result_dir or "results") / name
-    run.save(folder)
+    beside: dict[str, str] = {}
+    with HeldInterrupts() as interrupts:
+        try:
+            beside[FIGURES] = _figures(run, sections=sections, percentiles=percentiles)
+        finally:
+            try:
+                run.save(folder, beside=beside)
+            except OSError as error:
+                raise ResultError(f"the result cannot be written to {folder}: {error.strerror}") from error
+    say(f"saved in {folder}")
+    if interrupts.came:
+        raise KeyboardInterrupt
+    return folder
+
+
+def _figures(run: Run, *, sections: Sequence[str], percentiles: Sequence[float]) -> str:
+    from octavo.bench.stability import stability  # numpy: not before something was measured
+
     figures = as_json(measure(run.records), sections=sections, percentiles=percentiles)
     told = {**run.settings, **figures, "stability": asdict(stability(run)), "parts": max(1, len(run.parts))}
-    (folder / FIGURES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    say(f"saved in {folder}")
-    return folder
+    return json.dumps(told, indent=1) + "\n"

@@ -6,6 +6,7 @@ With `--base-url` (or `--host`, `--port`) it measures a server; else an engine i
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.bench.metrics import by_class, by_prompt_length, measure
@@ -22,7 +23,7 @@ from octavo.cli.bench.workload_flags import (
     loop_lines,
 )
 from octavo.cli.settings import add_config_arguments, say
-from octavo.core.errors import RequestError
+from octavo.core.errors import RequestError, ResultError
 
 if TYPE_CHECKING:
     from octavo.bench.runs import Run
@@ -54,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table. Status 1: nothing was answered or the run contradicts itself, 130: Ctrl-C (the table is of what was done)."""
+    """Save, then print the table. Status 1: nothing was answered, or the run contradicts itself or failed, 130: Ctrl-C.
+
+    After Ctrl-C or a failure the table is of what was done.
+    """
     before: Run | None = None
     if args.resume is not None:
         args, before = resumed(args, add_arguments)
@@ -66,20 +70,30 @@ def run(args: argparse.Namespace) -> int:
     if args.timeout_s is not None and not args.timeout_s > 0:
         raise RequestError(f"--timeout-s must be above 0, not {args.timeout_s:g}", field="timeout_s")
     url = _url(args)
+    saved: list[Path] = []
+    not_saved: list[ResultError] = []
+
+    def keep(run: Run) -> None:
+        """As soon as it is measured: whatever happens to the engine, the checks or the terminal afterwards."""
+        run.arguments = kept(args, add_arguments)
+        try:
+            if (folder := save_result(args, run, sections=sections, percentiles=percentiles)) is not None:
+                saved.append(folder)
+        except ResultError as error:  # the table is left at least
+            not_saved.append(error)
+
     if before is not None and before.complete:
         say(f"{args.resume} came to its end: nothing is left to do")
         run = before
     else:
-        run = in_process(args, before) if url is None else over_http(args, url, before)
-        run.arguments = kept(args, add_arguments)
+        run = in_process(args, before, keep) if url is None else over_http(args, url, before, keep)
     problems = _print(args, run, sections=sections, percentiles=percentiles)
-    folder = save_result(args, run, sections=sections, percentiles=percentiles)
+    if not_saved:
+        raise not_saved[0]
     if not run.complete:
-        how = (
-            f"go on with: octavo bench serve --resume {folder}" if folder else "it is not kept: give --save-result, and --resume can go on"
-        )
-        say(f"{run.stopped_by}; {how}")
-        return 130
+        not_kept = "it is not kept: give --save-result, and --resume can go on"
+        say(f"{run.stopped_by}; {f'go on with: octavo bench serve --resume {saved[0]}' if saved else not_kept}")
+        return 1 if run.failed else 130
     from octavo.bench.ablation.result import CHECKS_OF_TIME  # numpy: not before something was measured
 
     contradicts_itself = any(problem.check not in CHECKS_OF_TIME for problem in problems)

@@ -36,12 +36,11 @@ def run(args: argparse.Namespace) -> int:
             if number == 0 and args.num_iters > 1:
                 say(f"This will take about {duration(starts[0].first_token * (args.num_iters - 1))} more")
             bar.update()
+    stages = {
+        stage: seen for stage in (*STAGES, FIRST_TOKEN) if (seen := Distribution(s.stages[stage] for s in starts if stage in s.stages))
+    }
+    write_json(args.output_json, {"seconds": {stage: seen.values for stage, seen in stages.items()}, "num_iters": args.num_iters})
     print(f"{'seconds from the start of the process':<40} {'median':>8} {'least':>8} {'most':>8}")
-    figures = {}
-    for stage in (*STAGES, FIRST_TOKEN):
-        seen = Distribution(start.stages[stage] for start in starts if stage in start.stages)
-        if seen:
-            figures[stage] = seen.values
-            print(f"{stage:<40} {seen.median:>8.2f} {seen.values[0]:>8.2f} {seen.values[-1]:>8.2f}")
-    write_json(args.output_json, {"seconds": figures, "num_iters": args.num_iters})
+    for stage, seen in stages.items():
+        print(f"{stage:<40} {seen.median:>8.2f} {seen.values[0]:>8.2f} {seen.values[-1]:>8.2f}")
     return 0
