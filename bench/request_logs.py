@@ -2,6 +2,9 @@
 
 OpenAI-style JSONL (one request a line, with `usage`, or text that a tokenizer counts), ShareGPT's JSON, and CSV or JSONL of lengths
 (Azure's, BurstGPT's and Mooncake's traces among them). Errors name the line and never quote it. Must not know: buckets, workloads.
+
+In a JSONL log each turn of a conversation is a request of its own, whose prompt is all that was said before. Which one it goes on from is
+told by the messages, or else by the id of the conversation (`bench.logged_turns`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.logged_turns import LoggedRequest, Turn, linked, texts_of, turn_of
 from octavo.core.errors import RequestError
 
 Encode = Callable[[str], list[int]]
@@ -30,16 +34,6 @@ OUTPUT_NAMES = (
 )  # fmt: skip
 TIME_NAMES = ("timestamp", "time", "arrival", "arrivaltime", "arrivedat", "created", "createdat", "at")
 MILLISECONDS = 1e11  # a number of seconds beyond this is one of milliseconds; as a date it would be in the year 5138
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRequest:
-    """Lengths in tokens; of a later turn, `input_len` is that of its new ones."""
-
-    input_len: int
-    output_len: int
-    time: float | None = None  # seconds from some start
-    after: int | None = None  # the request in the log that it goes on from
 
 
 @dataclass(slots=True)
@@ -84,7 +78,7 @@ def _table(path: str | Path, text: str) -> RequestLog:
 
 
 def _lines(path: str | Path, text: str, encode: Encode | None) -> RequestLog:
-    log = RequestLog()
+    log, turns = RequestLog(), list[Turn]()
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -92,10 +86,11 @@ def _lines(path: str | Path, text: str, encode: Encode | None) -> RequestLog:
             entry = json.loads(line)
         except ValueError:
             raise RequestError(f"{path}, line {number}: not a JSON object; a JSONL log has one a line", field="trace") from None
-        if isinstance(entry, dict):
-            _add(log, _from_entry(entry, f"{path}, line {number}", encode))
-        else:
-            log.skipped += 1
+        request = _from_entry(entry, f"{path}, line {number}", encode) if isinstance(entry, dict) else None
+        _add(log, request)
+        if request is not None:
+            turns.append(turn_of(_parts(entry)))
+    log.requests = linked(log.requests, turns)
     return log
 
 
@@ -136,7 +131,7 @@ def _asked(part: Mapping[str, Any]) -> Iterator[str]:
     messages = part.get("messages")
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, Mapping):
-            yield from _texts(message.get("content"))
+            yield from texts_of(message.get("content"))
 
 
 def _answered(part: Mapping[str, Any]) -> Iterator[str]:
@@ -144,15 +139,7 @@ def _answered(part: Mapping[str, Any]) -> Iterator[str]:
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, Mapping):
             message = choice.get("message")
-            yield from _texts(message.get("content") if isinstance(message, Mapping) else choice.get("text"))
-
-
-def _texts(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    for part in content if isinstance(content, list) else ():
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            yield part["text"]
+            yield from texts_of(message.get("content") if isinstance(message, Mapping) else choice.get("text"))
 
 
 def _from_fields(fields: Mapping[str, Any], where: str) -> LoggedRequest | None:

@@ -14,7 +14,9 @@ from typing import Any
 
 from octavo.bench.arrivals import in_order
 from octavo.bench.drawing import Draw
+from octavo.bench.logged_turns import in_time
 from octavo.bench.request_logs import Encode, RequestLog, read_log
+from octavo.bench.whole_files import write_whole
 from octavo.bench.work import Item
 from octavo.core.errors import RequestError
 
@@ -56,7 +58,7 @@ def anonymise(log: RequestLog) -> Trace:
     """What may leave the house. Requests are in the order of their times, which are kept as gaps; without times they are in the log's."""
     requests = log.requests
     timed = all(request.time is not None for request in requests)
-    order = sorted(range(len(requests)), key=lambda n: requests[n].time or 0.0) if timed else list(range(len(requests)))
+    order = in_time(requests)
     place = {index: position for position, index in enumerate(order)}
     bounds = bucket_bounds(max(max(request.input_len, request.output_len) for request in requests))
     rows: list[Row] = []
@@ -78,7 +80,7 @@ def save_trace(trace: Trace, path: str | Path) -> None:
     """Write it. Raises OSError."""
     rows = [[row.gap_ms, row.input_bucket, row.output_bucket, row.back] for row in trace.rows]
     content = {"format": FORMAT, "version": VERSION, "bounds": trace.bounds, "columns": ["gap_ms", "input", "output", "back"], "rows": rows}
-    Path(path).write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, separators=(",", ":")) + "\n")
 
 
 def load_trace(path: str | Path, *, encode: Encode | None = None) -> Trace:

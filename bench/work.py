@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -42,9 +42,10 @@ class Work:
 
     def prompt_len(self, index: int) -> int:
         """Tokens of the whole prompt, that of the turns before included."""
-        item = self.items[index]
-        before = 0 if item.after is None else self.prompt_len(item.after) + self.items[item.after].output_len
-        return before + len(item.prompt)
+        total = len(self.items[index].prompt)
+        for before in _turns_before(self, index):
+            total += len(self.items[before].prompt) + self.items[before].output_len
+        return total
 
     @property
     def digest(self) -> str:
@@ -55,6 +56,14 @@ class Work:
 
 def prompt_of(work: Work, index: int, answers: Mapping[int, Sequence[int]]) -> list[int]:
     """The whole prompt of an item: that of the turn before, its answer, and the new tokens. Raises KeyError without that answer."""
-    item = work.items[index]
-    before = [] if item.after is None else [*prompt_of(work, item.after, answers), *answers[item.after]]
-    return [*before, *item.prompt]
+    turns = [*_turns_before(work, index)][::-1]
+    said = [token for turn in turns for token in (*work.items[turn].prompt, *answers[turn])]
+    return [*said, *work.items[index].prompt]
+
+
+def _turns_before(work: Work, index: int) -> Iterator[int]:
+    """The items that it goes on from, the last one first. A conversation may have more turns than Python lets a function call itself."""
+    after = work.items[index].after
+    while after is not None:
+        yield after
+        after = work.items[after].after

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from octavo.bench.drawing import Draw
-from octavo.bench.request_logs import LoggedRequest, RequestLog, read_log
+from octavo.bench.logged_turns import LoggedRequest
+from octavo.bench.request_logs import RequestLog, read_log
 from octavo.bench.traces import anonymise, bucket_bounds, load_trace, replay, save_trace
+from octavo.bench.work import Work, prompt_of
 from octavo.core.errors import RequestError
 
 
@@ -69,6 +71,103 @@ def test_lengths_of_public_traces(tmp_path: Path, text: str, expected: list[tupl
     assert [one[2] for one in found] == pytest.approx([one[2] for one in expected])
 
 
+def turn(*said: str, answer: str, **fields: Any) -> dict[str, Any]:
+    """A logged request: what was said, by the user and the assistant in turn, and how it was answered."""
+    messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]
+    return {"messages": messages, "choices": [{"message": {"role": "assistant", "content": answer}}], **fields}
+
+
+def linked(log: RequestLog) -> list[tuple[int, int, int | None]]:
+    return [(one.input_len, one.output_len, one.after) for one in log.requests]
+
+
+def usage(prompt: int, output: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": output}
+
+
+def test_conversations_of_a_jsonl_log(tmp_path: Path) -> None:
+    """Each line has all that was said before. Two chats side by side, one asked again in another way, and one that begins like another."""
+    entries = [
+        turn("a b", answer="c d e"),
+        turn("x", answer="y"),
+        turn("a b", "c d e", "f", answer="g"),
+        turn("x", "y", "z z", answer="w"),
+        turn("a b", "c d e", "f f", answer="g g"),
+        turn("a b", "c d e", "f", "g", "h h h", answer="i"),
+        turn("a b c", "d", "e", answer="f"),
+        turn("alone", answer="b"),
+        turn("alone", "b", "c", "d", "e", answer="f"),  # the turn between is not in the log
+    ]
+    log = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, entries))), encode=encode)
+    assert linked(log) == [
+        (2, 3, None), (1, 1, None), (1, 1, 0), (2, 1, 1), (2, 2, 0), (3, 1, 2), (5, 1, None), (1, 1, None), (3, 1, 7),
+    ]  # fmt: skip
+    items = replay(Draw(count=9, seed=0, vocab_size=1000), anonymise(log))
+    assert [item.after for item in items] == [None, None, 0, 1, 0, 2, None, None, 7]
+    work = Work(name="trace", items=items)
+    assert [work.prompt_len(n) for n in range(9)] == [2, 1, 6, 4, 7, 10, 5, 1, 5]
+
+
+def test_turns_that_were_logged_out_of_order(tmp_path: Path) -> None:
+    """Go on from the turn before by time; usage says the lengths, and parts and strings of one text are the same."""
+    parts = [{"type": "text", "text": "a"}]
+    entries = [
+        turn("a", "b", "c", answer="d", usage=usage(30, 5), timestamp=20.0),
+        {"messages": [{"role": "user", "content": parts}], "usage": usage(9, 1), "timestamp": 10.0},
+        turn("a", "b", "c", "d", "e", answer="f", usage=usage(34, 5), timestamp=30.0),
+    ]
+    log = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, entries))))
+    assert linked(log) == [(20, 5, 1), (9, 1, None), (1, 5, 0)]  # the last one's answer was shortened when it came back
+    assert [item.after for item in replay(Draw(count=9, seed=0, vocab_size=1000), anonymise(log))] == [None, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["conversation_id", "sessionId", "chat-id", "metadata"])
+def test_conversations_by_their_ids(name: str, tmp_path: Path) -> None:
+    """Where a log has no messages; a prompt that is too short to hold what came before is one of its own."""
+    ids = ["k", "q", "k", "k", "q", ""]
+    lengths = [(10, 5), (10, 5), (40, 5), (20, 5), (16, 1), (100, 1)]
+    entries = [
+        {name: {"thread_id": one} if name == "metadata" else one, "usage": usage(*length)} for one, length in zip(ids, lengths, strict=True)
+    ]
+    log = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, entries))))
+    assert linked(log) == [(10, 5, None), (10, 5, None), (25, 5, 0), (20, 5, None), (1, 1, 1), (100, 1, None)]
+
+
+def test_the_same_words_in_two_conversations(tmp_path: Path) -> None:
+    """Are told apart by their ids."""
+    entries = [
+        turn("a", answer="b", conversation_id="k"),
+        turn("a", answer="b", conversation_id="q"),
+        turn("a", "b", "c", answer="d", conversation_id="k"),
+    ]
+    log = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, entries))), encode=encode)
+    assert linked(log) == [(1, 1, None), (1, 1, None), (1, 1, 0)]
+
+
+def test_calls_of_tools_are_compared_too(tmp_path: Path) -> None:
+    """They have no text of their own."""
+
+    def call(name: str) -> list[dict[str, Any]]:
+        made = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": name, "arguments": "{}"}}]}
+        return [{"role": "user", "content": "a"}, made, {"role": "tool", "tool_call_id": "1", "content": "r"}]
+
+    entries = [
+        {"messages": call("f"), "usage": usage(20, 2)},
+        {"messages": [*call("g"), {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}], "usage": usage(30, 2)},
+        {"messages": [*call("f"), {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}], "usage": usage(30, 2)},
+    ]
+    log = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, entries))))
+    assert linked(log) == [(20, 2, None), (30, 2, None), (8, 2, 0)]
+
+
+def test_a_long_conversation_is_replayed() -> None:
+    """Of more turns than Python lets a function call itself."""
+    log = RequestLog([LoggedRequest(1, 1, None, number - 1 if number else None) for number in range(3000)])
+    work = Work(name="trace", items=replay(Draw(count=3000, seed=0, vocab_size=1000), anonymise(log)))
+    assert work.prompt_len(2999) == 5999
+    assert len(prompt_of(work, 2999, {number: [7] for number in range(2999)})) == 5999
+
+
 def test_sharegpt_conversations(tmp_path: Path) -> None:
     """Each turn has its new tokens and the turn that it goes on from; what comes before the first question is no turn."""
     entries = [
@@ -93,6 +192,7 @@ def test_no_text_and_no_id_survives(tmp_path: Path) -> None:
         text, answer = (" ".join(word() for _ in range(rng.randint(1, 30))) for _ in range(2))
         entries.append(
             {
+                "conversation_id": f"{word()}-{number // 3}",
                 "id": f"req-{word()}", "user": f"{word()}@example.org", "ip": "203.0.113.77", "api_key": f"sk-{word()}",
                 "timestamp": 1699999999.123 + number * 1.7, "request": {"messages": [{"role": "user", "content": text}]},
                 "response": {"id": word(), "choices": [{"message": {"content": answer}}]},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.bench.runs import Run
 from octavo.cli import main
 
 
@@ -26,6 +27,22 @@ def test_a_log_becomes_a_trace_that_is_replayed(engine_words: list[str], tmp_pat
     assert main([*replay, "--trace-time-scale", "0.5"]) == 0
     out, err = capsys.readouterr()
     assert "Successful requests:                     6\n" in out and "the workload 'trace' has 6 requests, not 9" in err
+
+
+def test_chats_of_a_log_find_their_prefixes_again(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log has each turn as a request of its own; replayed, a later turn begins with what was said before, and the cache has it."""
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"SECRET {n}"} for n in range(5)]
+    lines = [{"messages": said[: 2 * n + 1], "usage": {"prompt_tokens": 24 * (n + 1), "completion_tokens": 4}} for n in range(3)]
+    log, trace = tmp_path / "log.jsonl", tmp_path / "trace.json"
+    log.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["trace", "anonymise", str(log), str(trace)]) == 0
+    assert "3 requests, 2 of them later turns of conversations, over" in capsys.readouterr().err and "SECRET" not in trace.read_text()
+    replay = ["bench", "serve", *engine_words, "--no-probe", "--dataset-name", "trace", "--dataset-path", str(trace), "--num-prompts", "3"]
+    assert main([*replay, "--save-result", "--result-dir", str(tmp_path), "--result-filename", "run"]) == 0
+    records = Run.load(tmp_path / "run").records
+    lengths = [record.num_prompt_tokens for record in records]
+    assert lengths == sorted(lengths) and 60 <= lengths[2] <= 90
+    assert [record.num_cached_tokens > 0 for record in records] == [False, True, True]
 
 
 def test_text_is_counted_by_a_models_tokenizer(chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

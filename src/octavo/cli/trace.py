@@ -44,5 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(f"{args.trace} cannot be written: {error.strerror}", field="trace") from None
     seconds = sum(row.gap_ms for row in trace.rows) / 1000
     pairs = len({(row.input_bucket, row.output_bucket) for row in trace.rows})
-    say(f"{len(trace.rows)} requests over {seconds:.1f} s in {pairs} joint length buckets; {log.skipped} without lengths left out")
+    later = sum(row.back > 0 for row in trace.rows)
+    turns = f", {later} of them later turns of conversations," if later else ""
+    say(f"{len(trace.rows)} requests{turns} over {seconds:.1f} s in {pairs} joint length buckets; {log.skipped} without lengths left out")
     return 0
