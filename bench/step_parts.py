@@ -22,7 +22,7 @@ from octavo.core.torch_runner import TorchRunner
 
 ATTENTION = ("prepare", "write", "attend")
 LINEARS = ("linear", "linear_add", "swiglu", "argmax")
-BLOCKS = ("attention_inputs", "gated_mlp")
+BLOCKS = ("attention_inputs", "attention_outputs")
 """Made of other calls, unless the ops fuse them: then norms and RoPE can't be told from the linears that they are fused with."""
 MODULES = ("Linear", "Conv1D")
 HEAD = ("logits", "argmax")

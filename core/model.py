@@ -143,6 +143,12 @@ class Ops(ABC):
         qk = self.rope(qk, cos, sin)
         return qk[:, :num_heads], qk[:, num_heads:], v
 
-    def gated_mlp(self, x: torch.Tensor, gate_up: Any, down: Any, *, norm: torch.Tensor, eps: float) -> torch.Tensor:
-        """What a block does after its attention: x [T, in] + down(swiglu(rms_norm(x))); may write into x."""
+    def attention_outputs(
+        self, attended: torch.Tensor, x: torch.Tensor, *, out: Any, norm: torch.Tensor, eps: float, gate_up: Any, down: Any
+    ) -> torch.Tensor:
+        """What a block does after its attention, whose heads are attended [T, H, Dv]; may write into x [T, in].
+
+        x + out(attended), then of that sum y: y + down(swiglu(rms_norm(y))).
+        """
+        x = self.linear_add(attended.flatten(1), out, x)
         return self.linear_add(self.swiglu(self.rms_norm(x, norm, eps), gate_up), down, x)

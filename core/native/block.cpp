@@ -1,5 +1,5 @@
-// The two halves of a transformer's block, one call each: what comes before attention, and the gated MLP. In between threads meet at
-// barriers instead of leaving and entering OpenMP and Python.
+// The two sides of a transformer's block, one call each: what comes before attention, and all that comes after it. In between threads meet
+// at barriers instead of leaving and entering OpenMP and Python.
 
 #include "norm.h"
 #include "rope.h"
@@ -14,6 +14,13 @@ struct BlockInputs {
     const Weight* packed;
     const void *norm, *q_norm, *k_norm;  // of k, and of a head; null: no norm of heads
     int64_t heads, kv_heads, head_size;
+    float eps;
+};
+
+// As Python's `BlockOutputs`.
+struct BlockOutputs {
+    const Weight *out, *gate_up, *down;
+    const void* norm;  // of x with attention's part
     float eps;
 };
 
@@ -60,13 +67,15 @@ int inputs_of_slab(const BlockInputs& block, const void* x, int64_t rows, const 
     return status;
 }
 
-int mlp_of_slab(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
-    const Weight first = *gate_up, second = *down;
+int outputs_of_slab(const BlockOutputs& block, const void* attended, int64_t stride, int64_t rows, void* x, int threads) {
+    const Weight out = *block.out, gate_up = *block.gate_up, down = *block.down;
+    const void* norm = block.norm;
+    const float eps = block.eps;
     int status = 0;
-    for_type(first.type, [&](auto of) {
+    for_type(out.type, [&](auto of) {
         typedef decltype(of) T;
-        int64_t normed_bytes = whole_lines(rows * first.k * sizeof(T)), inner_bytes = whole_lines(rows * first.n * sizeof(T));
-        int64_t converted = max(scratch_for<T>(first, rows), scratch_for<T>(second, rows));
+        const int64_t size = out.n, normed_bytes = whole_lines(rows * size * sizeof(T)), inner_bytes = whole_lines(rows * gate_up.n * sizeof(T));
+        int64_t converted = max(scratch_for<T>(out, rows), max(scratch_for<T>(gate_up, rows), scratch_for<T>(down, rows)));
         char* space = (char*)scratch(normed_bytes + inner_bytes + converted);
         if (!space) {
             status = 1;
@@ -75,13 +84,15 @@ int mlp_of_slab(const Weight* gate_up, const Weight* down, void* x, int64_t rows
         T *normed = (T*)space, *inner = (T*)(space + normed_bytes);
         char* inputs = space + normed_bytes + inner_bytes;
         in_parallel(threads, [&](Share share) {
-            norm_rows((const T*)x, (const T*)norm, normed, rows, first.k, first.k, eps, share);
+            const Store<T> add = {(T*)x, size, (const T*)x, size, size};
+            multiply_any<T>(out, inputs_of(out, (const T*)attended, stride, rows, inputs, share), rows, share, add);
             barrier();
-            Inputs in = inputs_of(first, (const T*)normed, first.k, rows, inputs, share);
-            multiply_any<T>(first, in, rows, share, StoreGated<T>{inner, first.n, first.n});
+            norm_rows((const T*)x, (const T*)norm, normed, rows, size, size, eps, share);
             barrier();
-            in = inputs_of(second, (const T*)inner, first.n, rows, inputs, share);
-            multiply_any<T>(second, in, rows, share, Store<T>{(T*)x, second.n, (const T*)x, second.n, second.n});
+            multiply_any<T>(gate_up, inputs_of(gate_up, (const T*)normed, size, rows, inputs, share), rows, share,
+                            StoreGated<T>{inner, gate_up.n, gate_up.n});
+            barrier();
+            multiply_any<T>(down, inputs_of(down, (const T*)inner, gate_up.n, rows, inputs, share), rows, share, add);
         });
     });
     return status;
@@ -101,9 +112,10 @@ OCTAVO_API(attention_inputs)
     });
 }
 
-// x [rows, hidden] += down(silu(gate(n)) * up(n)), n = norm(x).
-OCTAVO_API(gated_mlp)(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
+// x [rows, n] += out(attended), then x += down(silu(gate(y)) * up(y)), y = norm(x). attended [rows, k], rows `stride` elements apart.
+OCTAVO_API(attention_outputs)(const BlockOutputs* block, const void* attended, int64_t stride, int64_t rows, void* x, int threads) {
+    const Weight& out = *block->out;
     return in_slabs(rows, [=](int64_t first, int64_t count) {
-        return mlp_of_slab(gate_up, down, (void*)at(x, first * gate_up->k, gate_up->type), count, norm, eps, threads);
+        return outputs_of_slab(*block, at(attended, first * stride, out.type), stride, count, (void*)at(x, first * out.n, out.type), threads);
     });
 }

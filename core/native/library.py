@@ -54,6 +54,18 @@ class BlockInputs(ctypes.Structure):
     )
 
 
+class BlockOutputs(ctypes.Structure):
+    """What `attention_outputs` is given of a layer, as `struct BlockOutputs` there."""
+
+    _fields_ = (
+        ("out", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("norm", c_void_p),
+        ("eps", c_float),
+    )
+
+
 # The functions of core/native/*.cpp, in the order of their arguments.
 _SIGNATURES: dict[str, list[type]] = {
     "norm": [c_int, c_void_p, *[c_int64] * 5, c_void_p, c_float, c_void_p, *[c_int64] * 2, c_int],
@@ -71,7 +83,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "swiglu": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
     "argmax": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
     "attention_inputs": [*[c_void_p] * 2, c_int64, *[c_void_p] * 3, c_int],
-    "gated_mlp": [*[c_void_p] * 3, c_int64, c_void_p, c_float, c_int],
+    "attention_outputs": [*[c_void_p] * 2, *[c_int64] * 2, c_void_p, c_int],
 }
 
 
@@ -93,7 +105,7 @@ class Library:
     swiglu: Callable[..., int]
     argmax: Callable[..., int]
     attention_inputs: Callable[..., int]
-    gated_mlp: Callable[..., int]
+    attention_outputs: Callable[..., int]
 
     def __init__(self, loaded: ctypes.CDLL, level: str) -> None:
         self.level = level

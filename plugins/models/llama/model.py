@@ -92,8 +92,10 @@ class Llama(Model):
                 cos=cos,
                 sin=sin,
             )
-            x = ops.linear_add(attend(index, q, k, v).flatten(1), block.out, x)
-            x = ops.gated_mlp(x, block.gate_up, block.down, norm=block.mlp_norm, eps=eps)
+            attended = attend(index, q, k, v)
+            x = ops.attention_outputs(
+                attended, x, out=block.out, norm=block.mlp_norm, eps=eps, gate_up=block.gate_up, down=block.down
+            )
         return ops.rms_norm(x[rows], self._norm, eps)  # [R, hidden]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
