@@ -1,11 +1,13 @@
 // The two sides of a transformer's block, one call each: what comes before attention, and all that comes after it. In between threads meet
-// at barriers instead of leaving and entering OpenMP and Python.
+// at barriers instead of leaving and entering OpenMP and Python. And all blocks of a model in one call, with the attention of attention.cpp.
 
+#include "attention.h"
 #include "norm.h"
 #include "rope.h"
 #include "weight_only.h"
 
 using namespace octavo::OCTAVO_LEVEL;
+using octavo::AttentionCall;
 using octavo::scratch;
 using octavo::Weight;
 
@@ -22,6 +24,12 @@ struct BlockOutputs {
     const Weight *out, *gate_up, *down;
     const void* norm;  // of x with attention's part
     float eps;
+};
+
+// As Python's `Block`: a layer.
+struct Block {
+    const BlockInputs* before;
+    const BlockOutputs* after;
 };
 
 namespace {
@@ -118,4 +126,22 @@ OCTAVO_API(attention_outputs)(const BlockOutputs* block, const void* attended, i
     return in_slabs(rows, [=](int64_t first, int64_t count) {
         return outputs_of_slab(*block, at(attended, first * stride, out.type), stride, count, (void*)at(x, first * out.n, out.type), threads);
     });
+}
+
+// x [rows, hidden] through `count` layers. `qkv` and `attended` have room for q, k and v of a layer, and for what its attention gives.
+OCTAVO_API(blocks)
+(const Block* blocks, const AttentionCall* attention, int64_t count, void* x, int64_t rows, const float* cos, const float* sin, void* qkv,
+ void* attended, int threads) {
+    for (int64_t layer = 0; layer < count; layer++) {
+        const BlockInputs& before = *blocks[layer].before;
+        const BlockOutputs& after = *blocks[layer].after;
+        const AttentionCall& call = attention[layer];
+        const int64_t stride = before.packed->n, size = before.head_size;
+        char* k = (char*)at(qkv, before.heads * size, before.packed->type);
+        char* v = (char*)at(k, before.kv_heads * size, before.packed->type);
+        if (OCTAVO_CALL(attention_inputs)(&before, x, rows, cos, sin, qkv, threads)) return 1;
+        OCTAVO_CALL(attention)(call.layer, call.cache, call.plan, qkv, stride, size, k, stride, size, v, stride, size, attended);
+        if (OCTAVO_CALL(attention_outputs)(&after, attended, after.out->k, rows, x, threads)) return 1;
+    }
+    return 0;
 }

@@ -7,7 +7,7 @@ from ctypes import c_int64
 
 import torch
 
-from octavo.core.native import BlockInputs, BlockOutputs, Library, PackedLinear
+from octavo.core.native import Block, BlockInputs, BlockOutputs, Library, PackedLinear
 from octavo.core.native.library import QUANTIZATIONS, TYPES
 from octavo.core.quantization import Quantization, QuantizedWeight, quantize
 
@@ -133,3 +133,23 @@ class AfterAttention:
         self.made_of, self.eps = (norm, gate_up, down), eps
         self._struct = BlockOutputs(out.address, gate_up.address, down.address, norm.data_ptr(), eps)
         self.address = ctypes.addressof(self._struct)
+
+
+class Layers:
+    """All layers of a model, and the array that the library reads. `made_of` says of what, as it is compared in each step.
+
+    `widths`: of a token's q, k and v, and of what its attention gives.
+    """
+
+    def __init__(
+        self,
+        layers: list[tuple[BeforeAttention, AfterAttention]],
+        made_of: tuple[object, ...],
+        *,
+        hidden: int,
+        size: int,
+        widths: tuple[int, int],
+    ) -> None:
+        self.made_of, self.hidden, self.size, self.widths = made_of, hidden, size, widths
+        self._layers = layers  # which the array points to
+        self.array = (Block * len(layers))(*((before.address, after.address) for before, after in layers))
