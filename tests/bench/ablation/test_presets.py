@@ -42,6 +42,20 @@ def test_quick_has_four_cells_and_five_seeds() -> None:
     assert (len(spec.cells), spec.repeats, len(spec.scenarios)) == (4, 5, 1)
 
 
+def test_prefix_shares_are_what_they_are_called() -> None:
+    """Of all tokens of the prompts, those that stood in whole blocks of 16 of an earlier one; the last token is always computed."""
+    spec = find_spec("prefix-share")
+    for name, share in {"none": 0.0, "quarter": 0.25, "half": 0.5, "three-quarters": 0.75}.items():
+        work = scenario_work(spec.scenarios[name], name, seed=3, vocab_size=49152, max_model_len=576)
+        seen: set[tuple[int, ...]] = set()
+        cached = 0
+        for item in work.items:
+            blocks = [item.prompt[: end + 16] for end in range(0, len(item.prompt), 16)]
+            cached += 16 * sum(block in seen and len(block) < len(item.prompt) for block in blocks)
+            seen.update(blocks)
+        assert cached == share * sum(len(item.prompt) for item in work.items), name
+
+
 def test_a_name_that_is_none() -> None:
     """The nearest one is named, and that a file would do."""
     with pytest.raises(
