@@ -194,7 +194,5 @@ class Ops(ABC):
                 sin=sin,
             )
             attended = attend(index, q, k, v)
-            x = self.attention_outputs(
-                attended, x, out=block.out, norm=block.mlp_norm, eps=eps, gate_up=block.gate_up, down=block.down
-            )
+            x = self.attention_outputs(attended, x, out=block.out, norm=block.mlp_norm, eps=eps, gate_up=block.gate_up, down=block.down)
         return x

@@ -186,9 +186,7 @@ class CpuPagedKernel(Kernel):
         for call, spec in zip(calls, self.layers, strict=True):
             layer = self._layers[spec.index]
             call.layer, call.cache, call.plan = layer.address, layer.cache_address(caches[spec.index]), prepared.plans[layer.shape]
-        return NativeAttention(
-            library=self._library, calls=calls, tokens=len(prepared.slots), dtype=self.dtype, shapes=self._shapes
-        )
+        return NativeAttention(library=self._library, calls=calls, tokens=len(prepared.slots), dtype=self.dtype, shapes=self._shapes)
 
     def _dense(self, tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor, copied where the elements of a head do not follow each other: the library reads addresses and checks nothing."""

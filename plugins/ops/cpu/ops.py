@@ -202,8 +202,7 @@ class CpuOps(Ops):
         if block is None or block.eps != eps or any(map(operator.is_not, block.made_of, made_of)):
             block = out.after = self._after_attention(out, norm, eps, gate_up, down)
         rows = len(x)
-        if attended.dim() != 2:
-            attended = attended.reshape(rows, -1)
+        attended = attended.flatten(1)
         self._check(x, "x", (None, out.n))
         self._check(attended, "attended", (rows, out.k))
         x = x if x.stride(0) == out.n else x.contiguous()
@@ -265,7 +264,9 @@ class CpuOps(Ops):
         found = [(block.qkv.k, block.out.n, block.out.k, before.size) for block, (before, _) in zip(blocks, layers, strict=True)]
         wanted = hidden, hidden, heads[0] * size, size
         if any(widths != wanted for widths in found):
-            raise PluginContractError(f"ops 'cpu': inputs, outputs, inputs of `out` and head size must be {wanted} in all layers, not {found}")
+            raise PluginContractError(
+                f"ops 'cpu': inputs, outputs, inputs of `out` and head size must be {wanted} in all layers, not {found}"
+            )
         made_of, shape = (blocks, heads, eps, attention.shapes, attention.dtype), (*heads, size, size)
         if attention.dtype != self.dtype or attention.shapes != (shape,) * len(blocks):
             raise PluginContractError(
