@@ -1,7 +1,8 @@
 """Splits forward passes into attention, linears and the rest, by timers around the kernel's calls and the linears.
 
 For a repeat of its own: timers take time, on a GPU each waits for the device, and what a stack is compared by is measured without
-them. Works on any stack: a kernel's `prepare`, `write` and `attend` are attention; the linears are those of the model's `Ops`, or its
+them. Works on any stack: a kernel's `prepare`, `write` and `attend` are attention (ops that would run all layers in one call run them one
+by one here, since within it nothing can be timed); the linears are those of the model's `Ops`, or its
 torch modules. Must not know: any plugin.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +24,7 @@ from octavo.core.torch_runner import TorchRunner
 
 ATTENTION = ("prepare", "write", "attend", "write_and_attend")
 LINEARS = ("linear", "linear_add", "swiglu", "argmax")
-BLOCKS = ("attention_inputs", "gated_mlp")
+BLOCKS = ("attention_inputs", "attention_outputs")
 """Made of other calls, unless the ops fuse them: then norms and RoPE can't be told from the linears that they are fused with."""
 MODULES = ("Linear", "Conv1D")
 HEAD = ("logits", "argmax")
@@ -112,6 +114,8 @@ def timed_parts(engine: Engine) -> Iterator[StepParts]:
         found = list(_linears(runner.model))
         parts.knows_linears = bool(found)
         for owner, names in found:
+            if isinstance(owner, Ops):
+                _replace(undo, owner, "blocks", partial(Ops.blocks, owner))
             for name in names:
                 _replace(undo, owner, name, parts.timed("linear", getattr(owner, name), wait))
         for name in HEAD:

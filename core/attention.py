@@ -9,11 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from octavo.core.errors import PluginContractError
+
+if TYPE_CHECKING:
+    from octavo.core.native import NativeAttention
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,3 +178,24 @@ class Kernel(ABC):
         """`write`, then `attend`: what the engine calls in each layer. A kernel that does both in one call overrides it."""
         self.write(cache, k, v, meta, prepared)
         return self.attend(q, cache, meta, prepared, layer)
+
+    def native_calls(self, caches: Sequence[LayerCache], prepared: Any) -> NativeAttention | None:
+        """The same for all layers, in the form that ops of the native library take; None: this kernel is not the library's."""
+        return None
+
+
+class StepAttention:
+    """What a model calls in each layer of a step (`core.model.Attend`): write, then attend over the cache."""
+
+    def __init__(self, kernel: Kernel, caches: Sequence[LayerCache], meta: AttentionMetadata) -> None:
+        self._kernel, self._caches, self._meta = kernel, caches, meta
+        self._prepared = kernel.prepare(meta)
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """As `Attend`."""
+        kernel = self._kernel
+        return kernel.write_and_attend(q, k, v, self._caches[layer], self._meta, self._prepared, kernel.layers[layer])
+
+    def native_calls(self) -> NativeAttention | None:
+        """See `Kernel.native_calls`."""
+        return self._kernel.native_calls(self._caches, self._prepared)

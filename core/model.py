@@ -7,6 +7,8 @@ Symbols: T tokens of a step, R of them whose logits are wanted, H query heads, G
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -56,11 +58,25 @@ class Model(ABC):
         """Bytes that the weights take on the device, tied weights once."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Weights of a layer: attention, then a gated MLP, an RMS norm before each. Those typed Any are packed by the ops."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: Any  # hidden -> (H + 2 G) D
+    q_norm: torch.Tensor | None  # [D], of each head
+    k_norm: torch.Tensor | None  # [D]
+    out: Any  # H D -> hidden
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Any  # hidden -> 2 inner
+    down: Any  # inner -> hidden
+
+
 class Ops(ABC):
     """Linears, norms, RoPE and activations: torch's, or a device's own. Attention is not among them.
 
     `pack` takes a weight over in whatever layout is fast here; what it returns is opaque to the model, which hands it back to the
-    other methods. Fused forms exist where a fusion pays on some device; plain ops compute them in two steps. The two blocks at the end
+    other methods. Fused forms exist where a fusion pays on some device; plain ops compute them in two steps. The three at the end
     are made of the others here, and ops that do better in one call override them.
     """
 
@@ -143,6 +159,40 @@ class Ops(ABC):
         qk = self.rope(qk, cos, sin)
         return qk[:, :num_heads], qk[:, num_heads:], v
 
-    def gated_mlp(self, x: torch.Tensor, gate_up: Any, down: Any, *, norm: torch.Tensor, eps: float) -> torch.Tensor:
-        """What a block does after its attention: x [T, in] + down(swiglu(rms_norm(x))); may write into x."""
+    def attention_outputs(
+        self, attended: torch.Tensor, x: torch.Tensor, *, out: Any, norm: torch.Tensor, eps: float, gate_up: Any, down: Any
+    ) -> torch.Tensor:
+        """What a block does after its attention, whose heads are attended [T, H, Dv]; may write into x [T, in].
+
+        x + out(attended), then of that sum y: y + down(swiglu(rms_norm(y))).
+        """
+        x = self.linear_add(attended.flatten(1), out, x)
         return self.linear_add(self.swiglu(self.rms_norm(x, norm, eps), gate_up), down, x)
+
+    def blocks(
+        self,
+        x: torch.Tensor,
+        blocks: Sequence[Block],
+        attend: Attend,
+        *,
+        heads: tuple[int, int],
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """x [T, hidden] through all layers of a model; may write into x. `blocks` is the same sequence in each step."""
+        for index, block in enumerate(blocks):
+            q, k, v = self.attention_inputs(
+                x,
+                block.qkv,
+                norm=block.input_norm,
+                eps=eps,
+                heads=heads,
+                q_norm=block.q_norm,
+                k_norm=block.k_norm,
+                cos=cos,
+                sin=sin,
+            )
+            attended = attend(index, q, k, v)
+            x = self.attention_outputs(attended, x, out=block.out, norm=block.mlp_norm, eps=eps, gate_up=block.gate_up, down=block.down)
+        return x

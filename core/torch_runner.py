@@ -11,7 +11,7 @@ import math
 import torch
 
 from octavo.core.arrays import Ints
-from octavo.core.attention import Kernel
+from octavo.core.attention import Kernel, StepAttention
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineError
 from octavo.core.execution import Handle, Runner
@@ -135,12 +135,9 @@ class TorchRunner(Runner):
         return torch.from_numpy(array).to(self.model.device, non_blocking=True)
 
     def _attend(self, plan: BatchPlan, inputs: StepInputs) -> Attend:
-        """What the model calls in each layer: write, then attend over the cache."""
-        meta, kernel, cache, layers = inputs.attention, self.kernel, self.tensors.device, self.model.layers
-        prepared = kernel.prepare(meta)
-
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return kernel.write_and_attend(q, k, v, cache[layer], meta, prepared, layers[layer])
+        """What the model calls in each layer; to find what is broken, layer by layer, with a look at what goes in and comes out."""
+        meta = inputs.attention
+        attend = StepAttention(self.kernel, self.tensors.device, meta)
 
         def checked(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             for name, tensor in (("q", q), ("k", k), ("v", v)):

@@ -3,7 +3,16 @@
 `absence()` answers at once and without torch whether it was built; `load()` loads it. Must not know: ops, kernels, models.
 """
 
-from octavo.core.native.library import BlockInputs, Library, PackedLinear, load
+from octavo.core.native.library import (
+    AttentionCall,
+    Block,
+    BlockInputs,
+    BlockOutputs,
+    Library,
+    NativeAttention,
+    PackedLinear,
+    load,
+)
 from octavo.core.native.presence import absence
 
-__all__ = ["BlockInputs", "Library", "PackedLinear", "absence", "load"]
+__all__ = ["AttentionCall", "Block", "BlockInputs", "BlockOutputs", "Library", "NativeAttention", "PackedLinear", "absence", "load"]

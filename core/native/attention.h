@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// These six as Python lays them out (plugins/kernels/cpu_paged/structures.py).
+// As Python lays them out: AttentionCall in core/native/library.py, the others in plugins/kernels/cpu_paged/structures.py.
 
 struct AttentionLayer {
     int64_t heads, kv_heads, k_size, v_size, window;  // window 0: none
@@ -54,6 +54,13 @@ struct AttentionPlan {
     char* memory;  // of each thread `thread_bytes`, then the partial results; whole cache lines
     int64_t thread_bytes;
     int32_t threads;
+};
+
+// One layer's attention in a step.
+struct AttentionCall {
+    const AttentionLayer* layer;
+    const AttentionCache* cache;
+    const AttentionPlan* plan;
 };
 
 namespace OCTAVO_LEVEL {
@@ -238,3 +245,9 @@ OCTAVO_INLINE void end(const AttentionLayer& layer, const AttentionItem& item, i
 
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo
+
+// Of attention.cpp.
+OCTAVO_API(attention)
+(const octavo::AttentionLayer* layer, const octavo::AttentionCache* cache, const octavo::AttentionPlan* plan, const void* q,
+ int64_t q_token_stride, int64_t q_head_stride, char* k, int64_t k_token_stride, int64_t k_head_stride, char* v, int64_t v_token_stride,
+ int64_t v_head_stride, void* out);

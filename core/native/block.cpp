@@ -1,11 +1,13 @@
-// The two halves of a transformer's block, one call each: what comes before attention, and the gated MLP. In between threads meet at
-// barriers instead of leaving and entering OpenMP and Python.
+// The two sides of a transformer's block, one call each: what comes before attention, and all that comes after it. In between threads meet
+// at barriers instead of leaving and entering OpenMP and Python. And all blocks of a model in one call, with the attention of attention.cpp.
 
+#include "attention.h"
 #include "norm.h"
 #include "rope.h"
 #include "weight_only.h"
 
 using namespace octavo::OCTAVO_LEVEL;
+using octavo::AttentionCall;
 using octavo::scratch;
 using octavo::Weight;
 
@@ -15,6 +17,19 @@ struct BlockInputs {
     const void *norm, *q_norm, *k_norm;  // of k, and of a head; null: no norm of heads
     int64_t heads, kv_heads, head_size;
     float eps;
+};
+
+// As Python's `BlockOutputs`.
+struct BlockOutputs {
+    const Weight *out, *gate_up, *down;
+    const void* norm;  // of x with attention's part
+    float eps;
+};
+
+// As Python's `Block`: a layer.
+struct Block {
+    const BlockInputs* before;
+    const BlockOutputs* after;
 };
 
 namespace {
@@ -60,13 +75,15 @@ int inputs_of_slab(const BlockInputs& block, const void* x, int64_t rows, const 
     return status;
 }
 
-int mlp_of_slab(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
-    const Weight first = *gate_up, second = *down;
+int outputs_of_slab(const BlockOutputs& block, const void* attended, int64_t stride, int64_t rows, void* x, int threads) {
+    const Weight out = *block.out, gate_up = *block.gate_up, down = *block.down;
+    const void* norm = block.norm;
+    const float eps = block.eps;
     int status = 0;
-    for_type(first.type, [&](auto of) {
+    for_type(out.type, [&](auto of) {
         typedef decltype(of) T;
-        int64_t normed_bytes = whole_lines(rows * first.k * sizeof(T)), inner_bytes = whole_lines(rows * first.n * sizeof(T));
-        int64_t converted = max(scratch_for<T>(first, rows), scratch_for<T>(second, rows));
+        const int64_t size = out.n, normed_bytes = whole_lines(rows * size * sizeof(T)), inner_bytes = whole_lines(rows * gate_up.n * sizeof(T));
+        int64_t converted = max(scratch_for<T>(out, rows), max(scratch_for<T>(gate_up, rows), scratch_for<T>(down, rows)));
         char* space = (char*)scratch(normed_bytes + inner_bytes + converted);
         if (!space) {
             status = 1;
@@ -75,13 +92,15 @@ int mlp_of_slab(const Weight* gate_up, const Weight* down, void* x, int64_t rows
         T *normed = (T*)space, *inner = (T*)(space + normed_bytes);
         char* inputs = space + normed_bytes + inner_bytes;
         in_parallel(threads, [&](Share share) {
-            norm_rows((const T*)x, (const T*)norm, normed, rows, first.k, first.k, eps, share);
+            const Store<T> add = {(T*)x, size, (const T*)x, size, size};
+            multiply_any<T>(out, inputs_of(out, (const T*)attended, stride, rows, inputs, share), rows, share, add);
             barrier();
-            Inputs in = inputs_of(first, (const T*)normed, first.k, rows, inputs, share);
-            multiply_any<T>(first, in, rows, share, StoreGated<T>{inner, first.n, first.n});
+            norm_rows((const T*)x, (const T*)norm, normed, rows, size, size, eps, share);
             barrier();
-            in = inputs_of(second, (const T*)inner, first.n, rows, inputs, share);
-            multiply_any<T>(second, in, rows, share, Store<T>{(T*)x, second.n, (const T*)x, second.n, second.n});
+            multiply_any<T>(gate_up, inputs_of(gate_up, (const T*)normed, size, rows, inputs, share), rows, share,
+                            StoreGated<T>{inner, gate_up.n, gate_up.n});
+            barrier();
+            multiply_any<T>(down, inputs_of(down, (const T*)inner, gate_up.n, rows, inputs, share), rows, share, add);
         });
     });
     return status;
@@ -101,9 +120,28 @@ OCTAVO_API(attention_inputs)
     });
 }
 
-// x [rows, hidden] += down(silu(gate(n)) * up(n)), n = norm(x).
-OCTAVO_API(gated_mlp)(const Weight* gate_up, const Weight* down, void* x, int64_t rows, const void* norm, float eps, int threads) {
+// x [rows, n] += out(attended), then x += down(silu(gate(y)) * up(y)), y = norm(x). attended [rows, k], rows `stride` elements apart.
+OCTAVO_API(attention_outputs)(const BlockOutputs* block, const void* attended, int64_t stride, int64_t rows, void* x, int threads) {
+    const Weight& out = *block->out;
     return in_slabs(rows, [=](int64_t first, int64_t count) {
-        return mlp_of_slab(gate_up, down, (void*)at(x, first * gate_up->k, gate_up->type), count, norm, eps, threads);
+        return outputs_of_slab(*block, at(attended, first * stride, out.type), stride, count, (void*)at(x, first * out.n, out.type), threads);
     });
+}
+
+// x [rows, hidden] through `count` layers. `qkv` and `attended` have room for q, k and v of a layer, and for what its attention gives.
+OCTAVO_API(blocks)
+(const Block* blocks, const AttentionCall* attention, int64_t count, void* x, int64_t rows, const float* cos, const float* sin, void* qkv,
+ void* attended, int threads) {
+    for (int64_t layer = 0; layer < count; layer++) {
+        const BlockInputs& before = *blocks[layer].before;
+        const BlockOutputs& after = *blocks[layer].after;
+        const AttentionCall& call = attention[layer];
+        const int64_t stride = before.packed->n, size = before.head_size;
+        char* k = (char*)at(qkv, before.heads * size, before.packed->type);
+        char* v = (char*)at(k, before.kv_heads * size, before.packed->type);
+        if (OCTAVO_CALL(attention_inputs)(&before, x, rows, cos, sin, qkv, threads)) return 1;
+        OCTAVO_CALL(attention)(call.layer, call.cache, call.plan, qkv, stride, size, k, stride, size, v, stride, size, attended);
+        if (OCTAVO_CALL(attention_outputs)(&after, attended, after.out->k, rows, x, threads)) return 1;
+    }
+    return 0;
 }

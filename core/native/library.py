@@ -13,10 +13,15 @@ import logging
 import os
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.core.errors import ConfigError
 from octavo.core.native import presence
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("octavo")
 
@@ -54,6 +59,41 @@ class BlockInputs(ctypes.Structure):
     )
 
 
+class BlockOutputs(ctypes.Structure):
+    """What `attention_outputs` is given of a layer, as `struct BlockOutputs` there."""
+
+    _fields_ = (
+        ("out", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("norm", c_void_p),
+        ("eps", c_float),
+    )
+
+
+class Block(ctypes.Structure):
+    """A layer, as `struct Block` there: addresses of both."""
+
+    _fields_ = (("before", c_void_p), ("after", c_void_p))
+
+
+class AttentionCall(ctypes.Structure):
+    """Attention of a layer in a step, as in core/native/attention.h; addresses of what the kernel `cpu_paged` keeps."""
+
+    _fields_ = (("layer", c_void_p), ("cache", c_void_p), ("plan", c_void_p))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NativeAttention:
+    """Attention of a step in all layers, for ops that run these in one call of the library."""
+
+    library: Library
+    calls: ctypes.Array[AttentionCall]  # in the order of the layers; what they point to lives as long as the step's `prepare`
+    tokens: int
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, int, int, int], ...]  # of each layer: heads, KV heads, head sizes of K and V. One tuple for all steps
+
+
 # The functions of core/native/*.cpp, in the order of their arguments.
 _SIGNATURES: dict[str, list[type]] = {
     "norm": [c_int, c_void_p, *[c_int64] * 5, c_void_p, c_float, c_void_p, *[c_int64] * 2, c_int],
@@ -71,7 +111,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "swiglu": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
     "argmax": [c_void_p, c_void_p, *[c_int64] * 2, c_void_p, c_int],
     "attention_inputs": [*[c_void_p] * 2, c_int64, *[c_void_p] * 3, c_int],
-    "gated_mlp": [*[c_void_p] * 3, c_int64, c_void_p, c_float, c_int],
+    "attention_outputs": [*[c_void_p] * 2, *[c_int64] * 2, c_void_p, c_int],
+    "blocks": [*[c_void_p] * 2, c_int64, c_void_p, c_int64, *[c_void_p] * 4, c_int],
 }
 
 
@@ -93,7 +134,8 @@ class Library:
     swiglu: Callable[..., int]
     argmax: Callable[..., int]
     attention_inputs: Callable[..., int]
-    gated_mlp: Callable[..., int]
+    attention_outputs: Callable[..., int]
+    blocks: Callable[..., int]
 
     def __init__(self, loaded: ctypes.CDLL, level: str) -> None:
         self.level = level

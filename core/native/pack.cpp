@@ -27,10 +27,12 @@ OCTAVO_API(pack)(const Weight* to, const void* weight, int64_t stride, int group
         for (int64_t panel = 0; panel < panels; panel++) {
             Word* words = (Word*)w.panels + (panel * w.groups + group) * steps * NR;
             for (int64_t j = 0; j < NR; j++) {
-                int64_t n = panel * NR + j;
-                for (int64_t s = 0; s < steps; s++) {
+                const int64_t n = panel * NR + j, whole = n < w.n ? w.k / depth : 0;
+                const T* row = (const T*)weight + n * stride;
+                for (int64_t s = 0; s < whole; s++) memcpy(words + s * NR + j, row + s * depth, sizeof(Word));  // of a fixed size: one move
+                for (int64_t s = whole; s < steps; s++) {
                     T values[depth] = {};
-                    if (n < w.n) memcpy(values, (const T*)weight + n * stride + s * depth, min(depth, w.k - s * depth) * sizeof(T));
+                    if (n < w.n) memcpy(values, row + s * depth, (w.k - s * depth) * sizeof(T));
                     memcpy(words + s * NR + j, values, sizeof(Word));
                 }
             }

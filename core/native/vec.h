@@ -15,7 +15,8 @@
 #define OCTAVO_PASTE_(a, b, c) a##b##_##c
 #define OCTAVO_PASTE(a, b, c) OCTAVO_PASTE_(a, b, c)
 // A function of the C ABI: OCTAVO_API(norm) is octavo_norm_avx2 at level avx2. It returns 0, or 1 where memory ran out.
-#define OCTAVO_API(name) extern "C" __attribute__((visibility("default"))) int OCTAVO_PASTE(octavo_, name, OCTAVO_LEVEL)
+#define OCTAVO_CALL(name) OCTAVO_PASTE(octavo_, name, OCTAVO_LEVEL)
+#define OCTAVO_API(name) extern "C" __attribute__((visibility("default"))) int OCTAVO_CALL(name)
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
 #define OCTAVO_UNROLL _Pragma("GCC unroll 16")
 

@@ -16,7 +16,7 @@ OCTAVO_INLINE void for_codes(int quantization, Function f) {
 
 template <class Q>
 int64_t panel_bytes(int64_t k) {
-    return Q::head_bytes + ceil_div(k, CHUNK) * Q::chunk_bytes;
+    return Q::head_bytes + ceil_div(k, GROUP) * Q::group_bytes;
 }
 
 // One column of a panel. codes [k]; `minima` are not there for 8 bits.
@@ -24,18 +24,18 @@ template <class P>
 void pack_column(Int8, char* panel, int64_t column, const uint8_t* codes, int64_t k, const float* scales, const float*) {
     ((float*)panel)[column] = *scales;
     for (int64_t d = 0; d < k; d++)
-        panel[Int8::head_bytes + d / CHUNK * Int8::chunk_bytes + Int8::code_at<P>(d % CHUNK, column)] = (char)codes[d];
+        panel[Int8::head_bytes + d / GROUP * Int8::group_bytes + Int8::code_at<P>(d % GROUP, column)] = (char)codes[d];
 }
 template <class P>
 void pack_column(Int4, char* panel, int64_t column, const uint8_t* codes, int64_t k, const float* scales, const float* minima) {
-    for (int64_t c = 0; c < ceil_div(k, CHUNK); c++) {
-        char* chunk = panel + c * Int4::chunk_bytes;
+    for (int64_t c = 0; c < ceil_div(k, GROUP); c++) {
+        char* chunk = panel + c * Int4::group_bytes;
         uint16_t scale = float_to_half(scales[c]), minimum = float_to_half(minima[c]);
         memcpy(chunk + column * sizeof scale, &scale, sizeof scale);
         memcpy(chunk + (NR + column) * sizeof minimum, &minimum, sizeof minimum);
-        for (int64_t d = 0; d < min(CHUNK, k - c * CHUNK); d++) {
+        for (int64_t d = 0; d < min(GROUP, k - c * GROUP); d++) {
             char* at = chunk + Int4::word_at(d, column);
-            uint32_t word = load_bits<uint32_t>(at) | (uint32_t)codes[c * CHUNK + d] << Int4::bit_of((int)d);
+            uint32_t word = load_bits<uint32_t>(at) | (uint32_t)codes[c * GROUP + d] << Int4::bit_of((int)d);
             memcpy(at, &word, sizeof word);
         }
     }
@@ -44,14 +44,14 @@ void pack_column(Int4, char* panel, int64_t column, const uint8_t* codes, int64_
 // Weights of one column and chunk.
 template <class P>
 void read_chunk(Int8, const char* panel, int64_t c, int64_t column, float* out) {
-    const int8_t* codes = (const int8_t*)panel + Int8::head_bytes + c * Int8::chunk_bytes;
-    for (int k = 0; k < CHUNK; k++) out[k] = ((const float*)panel)[column] * (float)codes[Int8::code_at<P>(k, column)];
+    const int8_t* codes = (const int8_t*)panel + Int8::head_bytes + c * Int8::group_bytes;
+    for (int k = 0; k < GROUP; k++) out[k] = ((const float*)panel)[column] * (float)codes[Int8::code_at<P>(k, column)];
 }
 template <class P>
 void read_chunk(Int4, const char* panel, int64_t c, int64_t column, float* out) {
-    const char* chunk = panel + c * Int4::chunk_bytes;
+    const char* chunk = panel + c * Int4::group_bytes;
     float scale = to_float(Int4::scales(chunk)[column]), minimum = to_float(Int4::minima(chunk)[column]);
-    for (int k = 0; k < CHUNK; k++)
+    for (int k = 0; k < GROUP; k++)
         out[k] = (float)(load_bits<uint32_t>(chunk + Int4::word_at(k, column)) >> Int4::bit_of(k) & 15) * scale + minimum;
 }
 
@@ -67,7 +67,7 @@ OCTAVO_API(codes_size)(int quantization, int64_t n, int64_t k, int groups, int64
 // fp16. Columns beyond n are zeros.
 OCTAVO_API(pack_codes)(const Weight* to, const uint8_t* codes, const float* scales, const float* minima, int group, int threads) {
     const Weight w = *to;
-    const int64_t panels = ceil_div(w.n, NR), per_column = minima ? ceil_div(w.k, CHUNK) : 1;
+    const int64_t panels = ceil_div(w.n, NR), per_column = minima ? ceil_div(w.k, GROUP) : 1;
     for_type(w.type, [=](auto type) {
         typedef Products<decltype(type)> P;
         for_codes(w.quantization, [=](auto kind) {
@@ -94,10 +94,10 @@ OCTAVO_API(rows_of_codes)(const Weight* from, const int64_t* ids, int64_t count,
             typedef decltype(kind) Q;
 #pragma omp parallel for num_threads(threads)
             for (int64_t i = 0; i < count; i++)
-                for (int64_t d = 0; d < w.k; d += CHUNK) {
-                    float values[CHUNK];
-                    read_chunk<Products<T>>(kind, (const char*)w.panels + ids[i] / NR * panel_bytes<Q>(w.k), d / CHUNK, ids[i] % NR, values);
-                    for (int64_t e = 0; e < min(CHUNK, w.k - d); e += W) {
+                for (int64_t d = 0; d < w.k; d += GROUP) {
+                    float values[GROUP];
+                    read_chunk<Products<T>>(kind, (const char*)w.panels + ids[i] / NR * panel_bytes<Q>(w.k), d / GROUP, ids[i] % NR, values);
+                    for (int64_t e = 0; e < min(GROUP, w.k - d); e += W) {
                         T* to = (T*)out + i * w.k + d + e;
                         if (w.k - d - e >= W) store(to, load(values + e));
                         else store_first(to, load(values + e), w.k - d - e);

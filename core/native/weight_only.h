@@ -20,7 +20,7 @@ namespace OCTAVO_LEVEL {
 
 enum Quantization { WHOLE = 0, INT8 = 1, INT4 = 2 };  // as Python's QUANTIZATIONS (core/native/library.py)
 
-constexpr int CHUNK = 32;                             // ks
+constexpr int GROUP = 32;                             // ks
 constexpr int BLOCK = 8;                              // tiles that share an unpacked chunk
 
 // The type whose products are computed for activations of type T: pairs of bf16 where the processor multiplies these, else floats.
@@ -38,15 +38,15 @@ using Products = decltype(product_type(T()));
 template <class P>
 constexpr int depth_of = sizeof(typename Format<P>::Input) / sizeof(P);
 template <class P>
-constexpr int products_of_chunk = CHUNK / depth_of<P>;
+constexpr int products_of_group = GROUP / depth_of<P>;
 
 // Both kinds of code have
-//   head_bytes, chunk_bytes: of a panel's head, and of a chunk
+//   head_bytes, group_bytes: of a panel's head, and of a chunk
 //   codes<P>(chunk, base, u, j): those of product base + u (base: a multiple of 8, u: below 8) and the columns from j * W on
 //   begin, end: sums before and after the products of a chunk; `totals` are those of the chunks before
 
 struct Int8 {
-    static constexpr int64_t head_bytes = NR * sizeof(float), chunk_bytes = CHUNK * NR;
+    static constexpr int64_t head_bytes = NR * sizeof(float), group_bytes = GROUP * NR;
 
     template <class P>
     OCTAVO_INLINE vf codes(const char* chunk, int64_t base, int u, int j) {
@@ -73,7 +73,7 @@ struct Int8 {
 };
 
 struct Int4 {
-    static constexpr int64_t head_bytes = 0, chunk_bytes = (2 * sizeof(f16) + CHUNK / 2) * NR;
+    static constexpr int64_t head_bytes = 0, group_bytes = (2 * sizeof(f16) + GROUP / 2) * NR;
 
     static const f16* scales(const char* chunk) { return (const f16*)chunk; }
     static const f16* minima(const char* chunk) { return scales(chunk) + NR; }
@@ -129,7 +129,7 @@ void unpack(const char* chunk, float* words);
 template <class T, class Q, class Sink>
 static void multiply_codes(const Weight& w, Inputs in, int64_t rows, Share share, Sink sink) {
     typedef Products<T> P;
-    const int64_t chunks = ceil_div(w.k, CHUNK), products = ceil_div(w.k, depth_of<P>), panel_bytes = Q::head_bytes + chunks * Q::chunk_bytes;
+    const int64_t chunks = ceil_div(w.k, GROUP), products = ceil_div(w.k, depth_of<P>), panel_bytes = Q::head_bytes + chunks * Q::group_bytes;
     for_panels(ceil_div(w.n, NR), rows, share, [&](int64_t panel, int64_t first, int64_t count) {
         for (int64_t blocks = ceil_div(count, BLOCK * MR), b = 0; b < blocks; b++) {
             int64_t begin = first + count * b / blocks, height = first + count * (b + 1) / blocks - begin, tiles = ceil_div(height, MR);
@@ -138,17 +138,17 @@ static void multiply_codes(const Weight& w, Inputs in, int64_t rows, Share share
                 const char* head = (const char*)w.panels + (panel * w.groups + g) * panel_bytes;
                 for (int64_t t = 0; t < tiles; t++) memset(totals[t][g], 0, sizeof totals[t][g]);
                 for (int64_t c = 0; c < chunks; c++) {
-                    const char* chunk = head + Q::head_bytes + c * Q::chunk_bytes;
-                    float words[products_of_chunk<P> * NR];
+                    const char* chunk = head + Q::head_bytes + c * Q::group_bytes;
+                    float words[products_of_group<P> * NR];
                     if (tiles > 1) unpack<P, Q>(chunk, words);
                     for (int64_t t = 0; t < tiles; t++) {
-                        int64_t row = begin + height * t / tiles, products_before = c * products_of_chunk<P>;
+                        int64_t row = begin + height * t / tiles, products_before = c * products_of_group<P>;
                         ChunkInputs tile = {in.x + row * in.stride + products_before * (int64_t)sizeof(typename Format<P>::Input),
                                             in.stride,
                                             in.sums ? in.sums + row * chunks + c : nullptr,
                                             chunks,
                                             begin + height * (t + 1) / tiles - row,
-                                            min(products_of_chunk<P>, products - products_before)};
+                                            min(products_of_group<P>, products - products_before)};
                         if (tiles > 1) add_chunk<P, Q>(tile, chunk, words, totals[t][g]);
                         else add_chunk<P, Q>(tile, chunk, totals[t][g]);
                     }
@@ -173,19 +173,19 @@ static void multiply_codes(const Weight& w, Inputs in, int64_t rows, Share share
 
 template <class T>
 OCTAVO_INLINE int64_t scratch_for(const Weight& w, int64_t rows) {
-    return scratch_for_inputs<T>(rows, w.k) + (w.quantization == INT4 ? rows * ceil_div(w.k, CHUNK) * (int64_t)sizeof(float) : 0);
+    return scratch_for_inputs<T>(rows, w.k) + (w.quantization == INT4 ? rows * ceil_div(w.k, GROUP) * (int64_t)sizeof(float) : 0);
 }
 
 // As `as_inputs`, with the sums of x over each chunk where minima are multiplied with these.
 template <class T>
 static Inputs inputs_of(const Weight& w, const T* x, int64_t stride, int64_t rows, char* to, Share share) {
     if (w.quantization != INT4) return as_inputs(x, stride, rows, w.k, to, share);
-    const int64_t chunks = ceil_div(w.k, CHUNK);
+    const int64_t chunks = ceil_div(w.k, GROUP);
     float* sums = (float*)(to + scratch_for_inputs<T>(rows, w.k));
     for (int64_t r = share.begin(rows); r < share.end(rows); r++)
         for (int64_t c = 0; c < chunks; c++) {
             vf v = {};
-            for (int64_t d = c * CHUNK; d < min(w.k, (c + 1) * CHUNK); d += W)
+            for (int64_t d = c * GROUP; d < min(w.k, (c + 1) * GROUP); d += W)
                 v += w.k - d >= W ? load(x + r * stride + d) : load_first(x + r * stride + d, w.k - d);
             sums[r * chunks + c] = sum(v);
         }

@@ -35,7 +35,7 @@ __attribute__((noinline)) void add_rows(const ChunkInputs in, Codes codes, const
     Q::begin(totals, sums);
     int64_t p = 0;
     for (; p + 8 <= in.products; p += 8) {
-        constexpr int64_t bytes = 8 * Q::chunk_bytes / products_of_chunk<P>;
+        constexpr int64_t bytes = 8 * Q::group_bytes / products_of_group<P>;
         if (rows == 1)  // as fast as memory gives: fetch what is read next, and on into the next panel, 4 KiB before
             OCTAVO_UNROLL for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(chunk + 4096 + p / 8 * bytes + line, 0, 3);
         OCTAVO_UNROLL for (int u = 0; u < 8; u++) add_product<P>(in, codes, p, u, sums);
@@ -67,7 +67,7 @@ void add_chunk(const ChunkInputs& in, const char* chunk, const float* words, flo
 }
 template <class P, class Q>
 void unpack(const char* chunk, float* words) {
-    for (int base = 0; base < products_of_chunk<P>; base += 8)
+    for (int base = 0; base < products_of_group<P>; base += 8)
         OCTAVO_UNROLL for (int u = 0; u < 8; u++) OCTAVO_UNROLL for (int j = 0; j < 3; j++)
             store(words + (base + u) * NR + j * W, Q::template codes<P>(chunk, base, u, j));
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -49,6 +50,24 @@ def test_attention_linears_and_the_rest(stack: Any) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("stack", STACKS, ids=lambda s: f"{s.allocator.name}-{s.kernel.name}-{s.ops.name}-{s.model.name}")
+def test_all_of_the_attention_is_attention(stack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the engine calls of the kernel in a layer: what it does is slow here, and what is slow is under attention."""
+    built = build(tiny("llama_gqa"), stack, max_num_seqs=4, max_model_len=64, num_kv_slots=512)
+    kernel = built.engine.runner.kernel  # type: ignore[attr-defined]
+    whole = kernel.write_and_attend
+
+    def slow(self: Any, *args: Any) -> Any:
+        time.sleep(0.01)
+        return whole(*args)
+
+    monkeypatch.setattr(type(kernel), "write_and_attend", slow)
+    with timed_parts(built.engine) as parts:
+        tokens(built.engine)
+    assert all(step.attention >= 0.01 * len(kernel.layers) for _, step in parts.steps)
+    built.engine.close()
+
+
 def test_a_call_within_a_timed_call_is_in_it() -> None:
     """swiglu that calls linear counts once."""
     parts = StepParts()
@@ -64,7 +83,7 @@ def test_the_names_are_those_of_ops() -> None:
 
     assert {name for name in vars(Ops) if not name.startswith("_")} == {
         *(*LINEARS, *BLOCKS),
-        *("pack", "pack_gate_up", "packed_bytes", "rows", "rms_norm", "rope"),
+        *("pack", "pack_gate_up", "packed_bytes", "rows", "rms_norm", "rope", "blocks"),
     }
 
 

@@ -17,7 +17,7 @@ import torch
 
 from octavo.core.attention import AttentionMetadata, Kernel, LayerCache, LayerSpec
 from octavo.core.errors import PluginContractError
-from octavo.core.native import Library
+from octavo.core.native import AttentionCall, Library, NativeAttention
 from octavo.plugins.kernels.cpu_paged.structures import Cache, Item, Layer, Merge, Plan, Step
 
 _LINE = 64  # bytes of a cache line
@@ -70,6 +70,7 @@ class CpuPagedKernel(Kernel):
         self._element = dtype.itemsize
         self._layers = {spec.index: _Layer(spec, dtype) for spec in self.layers}
         self._kinds = {layer.shape: layer.address for layer in self._layers.values()}  # one layer of each shape
+        self._shapes = tuple((spec.num_heads, spec.num_kv_heads, spec.head_size_k, spec.head_size_v) for spec in self.layers)
         self._memory = torch.empty(0, dtype=torch.uint8)  # of the threads, and partial results; it grows to the largest step's need
 
     def prepare(self, meta: AttentionMetadata) -> _Step:
@@ -178,6 +179,14 @@ class CpuPagedKernel(Kernel):
             output.data_ptr(),
         )
         return output
+
+    def native_calls(self, caches: Sequence[LayerCache], prepared: _Step) -> NativeAttention:
+        """As `Kernel.native_calls`."""
+        calls = (AttentionCall * len(self.layers))()
+        for call, spec in zip(calls, self.layers, strict=True):
+            layer = self._layers[spec.index]
+            call.layer, call.cache, call.plan = layer.address, layer.cache_address(caches[spec.index]), prepared.plans[layer.shape]
+        return NativeAttention(library=self._library, calls=calls, tokens=len(prepared.slots), dtype=self.dtype, shapes=self._shapes)
 
     def _dense(self, tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor, copied where the elements of a head do not follow each other: the library reads addresses and checks nothing."""

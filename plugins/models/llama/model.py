@@ -6,7 +6,6 @@ Must not know: kernels, caches, requests, which device's ops it runs on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from octavo.core.attention import LayerSpec
-from octavo.core.model import Attend, Model, Ops
+from octavo.core.model import Attend, Block, Model, Ops
 from octavo.core.quantization import Quantization
 from octavo.plugins.models.llama.config import LlamaConfig
 from octavo.plugins.models.llama.rope import Rope
 from octavo.plugins.models.llama.weights import Weights
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Block:
-    """Weights of one layer; those typed Any are packed by the ops."""
-
-    input_norm: torch.Tensor  # [hidden]
-    qkv: Any  # hidden -> (H + 2 G) D
-    q_norm: torch.Tensor | None  # [D]
-    k_norm: torch.Tensor | None  # [D]
-    out: Any  # H D -> hidden
-    mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Any  # hidden -> 2 inner
-    down: Any  # inner -> hidden
 
 
 class Llama(Model):
@@ -80,20 +65,7 @@ class Llama(Model):
         ops, eps = self._ops, self._eps
         cos, sin = self._rope(positions)
         x = ops.rows(self._head, input_ids) if self._embedding is None else F.embedding(input_ids, self._embedding)  # [T, hidden]
-        for index, block in enumerate(self._blocks):
-            q, k, v = ops.attention_inputs(
-                x,
-                block.qkv,
-                norm=block.input_norm,
-                eps=eps,
-                heads=self._heads,
-                q_norm=block.q_norm,
-                k_norm=block.k_norm,
-                cos=cos,
-                sin=sin,
-            )
-            x = ops.linear_add(attend(index, q, k, v).flatten(1), block.out, x)
-            x = ops.gated_mlp(x, block.gate_up, block.down, norm=block.mlp_norm, eps=eps)
+        x = ops.blocks(x, self._blocks, attend, heads=self._heads, eps=eps, cos=cos, sin=sin)
         return ops.rms_norm(x[rows], self._norm, eps)  # [R, hidden]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

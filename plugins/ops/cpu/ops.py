@@ -5,16 +5,19 @@ A row's result depends on nothing but the row: not on the other rows, nor on the
 
 from __future__ import annotations
 
+import ctypes
 import operator
+from collections.abc import Sequence
 
 import torch
 
+from octavo.core.attention import StepAttention
 from octavo.core.errors import PluginContractError
-from octavo.core.model import Ops
-from octavo.core.native import Library
+from octavo.core.model import Attend, Block, Ops
+from octavo.core.native import Library, NativeAttention
 from octavo.core.native.library import TYPES
 from octavo.core.quantization import Quantization
-from octavo.plugins.ops.cpu.packing import Arena, Block, Packed
+from octavo.plugins.ops.cpu.packing import AfterAttention, Arena, BeforeAttention, Layers, Packed
 
 
 class CpuOps(Ops):
@@ -25,6 +28,7 @@ class CpuOps(Ops):
         self.dtype = dtype
         self._type = TYPES[str(dtype).removeprefix("torch.")]
         self._arena = Arena(library)
+        self._layers: Layers | None = None  # of the model that `blocks` was last called for
         self._angles: tuple[torch.Tensor | None, torch.Tensor | None, tuple[int, int]] = (None, None, (0, 0))  # the last that were checked
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, quantization: Quantization | None = None) -> Packed:
@@ -77,14 +81,12 @@ class CpuOps(Ops):
         rows = x.shape[0]
         self._check(residual, "residual", (rows, packed.n))
         _check_groups(packed, 1)
-        stride, start, first = residual.stride(0), residual.data_ptr(), x.data_ptr()
+        stride, start = residual.stride(0), residual.data_ptr()
         if stride < packed.n and rows > 1:
             raise PluginContractError(f"ops 'cpu': rows of residual must not overlap, but the model gave {_told(residual)}")
-        size = self.dtype.itemsize
-        if first < start + (rows * stride + packed.n) * size and start < first + (rows * x.stride(0) + packed.k) * size:
-            x = x.clone(memory_format=torch.contiguous_format)  # rows are written while others are read
-            first = x.data_ptr()
-        _done(self._library.linear(packed.address, first, x.stride(0), rows, start, stride, start, stride, torch.get_num_threads()))
+        x = _apart(x, residual)
+        where = x.data_ptr(), x.stride(0), rows, start, stride, start, stride
+        _done(self._library.linear(packed.address, *where, torch.get_num_threads()))
         return residual
 
     def swiglu(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -161,9 +163,9 @@ class CpuOps(Ops):
         sin: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         made_of = norm, q_norm, k_norm
-        block = packed.block
+        block = packed.before
         if block is None or block.heads != heads or block.eps != eps or any(map(operator.is_not, block.made_of, made_of)):
-            block = packed.block = self._block(packed, made_of, eps, heads)
+            block = packed.before = self._before_attention(packed, made_of, eps, heads)
         self._check(x, "x", (None, packed.k))
         rows = x.shape[0]
         if cos is not self._angles[0] or sin is not self._angles[1] or self._angles[2] != (rows, block.size // 2):
@@ -176,9 +178,9 @@ class CpuOps(Ops):
         q, k, v = out.split_with_sizes(block.split, 1)  # `split` goes through Python and takes three times as long
         return q, k, v
 
-    def _block(
+    def _before_attention(
         self, packed: Packed, norms: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None], eps: float, heads: tuple[int, int]
-    ) -> Block:
+    ) -> BeforeAttention:
         """What `attention_inputs` needs of a layer, checked once."""
         _check_groups(packed, 1)
         num_heads, num_kv_heads = heads
@@ -190,20 +192,88 @@ class CpuOps(Ops):
         for head_norm in norms[1:]:
             if head_norm is not None:
                 self._check(head_norm, "norm of heads", (size,))
-        return Block(packed, norms, eps, heads, size)
+        return BeforeAttention(packed, norms, eps, heads, size)
 
-    def gated_mlp(self, x: torch.Tensor, gate_up: Packed, down: Packed, *, norm: torch.Tensor, eps: float) -> torch.Tensor:
-        self._check(x, "x", (None, gate_up.k))
-        self._check(norm, "norm", (gate_up.k,))
+    def attention_outputs(
+        self, attended: torch.Tensor, x: torch.Tensor, *, out: Packed, norm: torch.Tensor, eps: float, gate_up: Packed, down: Packed
+    ) -> torch.Tensor:
+        made_of = norm, gate_up, down
+        block = out.after
+        if block is None or block.eps != eps or any(map(operator.is_not, block.made_of, made_of)):
+            block = out.after = self._after_attention(out, norm, eps, gate_up, down)
+        rows = len(x)
+        attended = attended.flatten(1)
+        self._check(x, "x", (None, out.n))
+        self._check(attended, "attended", (rows, out.k))
+        x = x if x.stride(0) == out.n else x.contiguous()
+        attended = _apart(attended, x)
+        where = attended.data_ptr(), attended.stride(0), rows, x.data_ptr()
+        _done(self._library.attention_outputs(block.address, *where, torch.get_num_threads()))
+        return x
+
+    def _after_attention(self, out: Packed, norm: torch.Tensor, eps: float, gate_up: Packed, down: Packed) -> AfterAttention:
+        """What `attention_outputs` needs of a layer, checked once."""
+        _check_groups(out, 1)
         _check_groups(gate_up, 2)
         _check_groups(down, 1)
-        if down.k != gate_up.n or down.n != gate_up.k:
-            wanted = f"the weight behind gate and up must be [{gate_up.k}, {gate_up.n}]"
-            raise PluginContractError(f"ops 'cpu': {wanted}; the model gave [{down.n}, {down.k}]")
-        x = x if x.stride(0) == gate_up.k else x.contiguous()
-        threads = torch.get_num_threads()
-        _done(self._library.gated_mlp(gate_up.address, down.address, x.data_ptr(), x.shape[0], norm.data_ptr(), eps, threads))
+        self._check(norm, "norm", (out.n,))
+        shapes = [[packed.n, packed.k] for packed in (gate_up, down)]
+        if shapes != [[gate_up.n, out.n], [out.n, gate_up.n]]:
+            wanted = f"gate, up and the weight behind them must be [*, {out.n}] and [{out.n}, *]"
+            raise PluginContractError(f"ops 'cpu': {wanted} of one inner size; the model gave {shapes[0]} and {shapes[1]}")
+        return AfterAttention(out, norm, eps, gate_up, down)
+
+    def blocks(
+        self,
+        x: torch.Tensor,
+        blocks: Sequence[Block],
+        attend: Attend,
+        *,
+        heads: tuple[int, int],
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """In one call of the library, where its kernel attends: in a step of one row, going through Python in each layer took a sixth."""
+        attention = attend.native_calls() if isinstance(attend, StepAttention) else None
+        if attention is None or attention.library is not self._library:
+            return super().blocks(x, blocks, attend, heads=heads, eps=eps, cos=cos, sin=sin)
+        layers = self._layers
+        if layers is None or layers.made_of != (blocks, heads, eps, attention.shapes, attention.dtype):
+            layers = self._layers = self._bound(blocks, heads, eps, attention)
+        rows = attention.tokens
+        self._check(x, "x", (rows, layers.hidden))
+        _check_angles(cos, sin, (rows, layers.size // 2))
+        x = x if x.stride(0) == layers.hidden else x.contiguous()
+        qkv, attended = (torch.empty(rows, width, dtype=self.dtype) for width in layers.widths)
+        buffers = cos.data_ptr(), sin.data_ptr(), qkv.data_ptr(), attended.data_ptr()
+        arrays = ctypes.addressof(layers.array), ctypes.addressof(attention.calls)
+        _done(self._library.blocks(*arrays, len(blocks), x.data_ptr(), rows, *buffers, torch.get_num_threads()))
         return x
+
+    def _bound(self, blocks: Sequence[Block], heads: tuple[int, int], eps: float, attention: NativeAttention) -> Layers:
+        """What `blocks` needs of a model, checked once."""
+        layers = [
+            (
+                self._before_attention(block.qkv, (block.input_norm, block.q_norm, block.k_norm), eps, heads),
+                self._after_attention(block.out, block.mlp_norm, eps, block.gate_up, block.down),
+            )
+            for block in blocks
+        ]
+        size, hidden = layers[0][0].size, blocks[0].qkv.k
+        found = [(block.qkv.k, block.out.n, block.out.k, before.size) for block, (before, _) in zip(blocks, layers, strict=True)]
+        wanted = hidden, hidden, heads[0] * size, size
+        if any(widths != wanted for widths in found):
+            raise PluginContractError(
+                f"ops 'cpu': inputs, outputs, inputs of `out` and head size must be {wanted} in all layers, not {found}"
+            )
+        made_of, shape = (blocks, heads, eps, attention.shapes, attention.dtype), (*heads, size, size)
+        if attention.dtype != self.dtype or attention.shapes != (shape,) * len(blocks):
+            raise PluginContractError(
+                f"ops 'cpu': the model has {len(blocks)} layers of heads and head sizes {shape} in {self.dtype}, the kernel "
+                f"{attention.shapes} in {attention.dtype}"
+            )
+        return Layers(layers, made_of, hidden=hidden, size=size, widths=(blocks[0].qkv.n, blocks[0].out.k))
 
     def _check(self, tensor: torch.Tensor, name: str, shape: tuple[int | None, ...]) -> None:
         """The library reads addresses and checks nothing. Of a shape, None fits any size."""
@@ -223,6 +293,13 @@ class CpuOps(Ops):
 
 def _told(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} on {tensor.device}, shape {list(tensor.shape)}, strides {list(tensor.stride())}"
+
+
+def _apart(x: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
+    """x [T, in], copied where it may lie in the memory of `written` [T, out]: rows are written while others are read."""
+    starts = x.data_ptr(), written.data_ptr()
+    ends = [start + (len(t) * t.stride(0) + t.shape[1]) * t.element_size() for start, t in zip(starts, (x, written), strict=True)]
+    return x.clone(memory_format=torch.contiguous_format) if starts[0] < ends[1] and starts[1] < ends[0] else x
 
 
 def _check_groups(packed: Packed, groups: int) -> None:

@@ -7,7 +7,7 @@ from ctypes import c_int64
 
 import torch
 
-from octavo.core.native import BlockInputs, Library, PackedLinear
+from octavo.core.native import Block, BlockInputs, BlockOutputs, Library, PackedLinear
 from octavo.core.native.library import QUANTIZATIONS, TYPES
 from octavo.core.quantization import Quantization, QuantizedWeight, quantize
 
@@ -47,10 +47,12 @@ class Arena:
 class Packed:
     """Linears [n, k] of which `groups` are computed together, with the struct that the library reads.
 
-    `address` is that struct's; `n` are the outputs of a group. `block`: kept here by the ops, of a layer that begins with this projection.
+    `address` is that struct's; `n` are the outputs of a group. `before`, `after`: kept here by the ops, of a layer that begins with this
+    projection, or whose attention is followed by it.
     """
 
-    block: Block | None = None
+    before: BeforeAttention | None = None
+    after: AfterAttention | None = None
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Packed:
         return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-class Block:
+class BeforeAttention:
     """A layer's projection to q, k and v with what comes before and after it, and the struct that the library reads, at `address`.
 
     Made once a layer: checking and converting it anew took a third of a call.
@@ -122,3 +124,32 @@ class Block:
         addresses = (0 if norm is None else norm.data_ptr() for norm in norms)
         self._struct = BlockInputs(packed.address, *addresses, *heads, size, eps)
         self.address = ctypes.addressof(self._struct)
+
+
+class AfterAttention:
+    """What follows a layer's attention: its projection, a norm, the gated MLP; and the struct that the library reads, at `address`."""
+
+    def __init__(self, out: Packed, norm: torch.Tensor, eps: float, gate_up: Packed, down: Packed) -> None:
+        self.made_of, self.eps = (norm, gate_up, down), eps
+        self._struct = BlockOutputs(out.address, gate_up.address, down.address, norm.data_ptr(), eps)
+        self.address = ctypes.addressof(self._struct)
+
+
+class Layers:
+    """All layers of a model, and the array that the library reads. `made_of` says of what, as it is compared in each step.
+
+    `widths`: of a token's q, k and v, and of what its attention gives.
+    """
+
+    def __init__(
+        self,
+        layers: list[tuple[BeforeAttention, AfterAttention]],
+        made_of: tuple[object, ...],
+        *,
+        hidden: int,
+        size: int,
+        widths: tuple[int, int],
+    ) -> None:
+        self.made_of, self.hidden, self.size, self.widths = made_of, hidden, size, widths
+        self._layers = layers  # which the array points to
+        self.array = (Block * len(layers))(*((before.address, after.address) for before, after in layers))

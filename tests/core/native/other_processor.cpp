@@ -24,6 +24,11 @@ struct BlockInputs {  // of block.cpp
     int64_t heads, kv_heads, head_size;
     float eps;
 };
+struct BlockOutputs {
+    const Weight *out, *gate_up, *down;
+    const void* norm;
+    float eps;
+};
 
 extern "C" {
 int octavo_norm_plain(int, const void*, int64_t, int64_t, int64_t, int64_t, int64_t, const void*, float, void*, int64_t, int64_t, int);
@@ -35,7 +40,7 @@ int octavo_linear_plain(const Weight*, const void*, int64_t, int64_t, const void
 int octavo_swiglu_plain(const Weight*, const void*, int64_t, int64_t, void*, int);
 int octavo_argmax_plain(const Weight*, const void*, int64_t, int64_t, int64_t*, int);
 int octavo_attention_inputs_plain(const BlockInputs*, const void*, int64_t, const float*, const float*, void*, int);
-int octavo_gated_mlp_plain(const Weight*, const Weight*, void*, int64_t, const void*, float, int);
+int octavo_attention_outputs_plain(const BlockOutputs*, const void*, int64_t, int64_t, void*, int);
 int octavo_attention_plan_plain(const AttentionLayer*, const AttentionStep*, AttentionItem*, AttentionMerge*, int64_t*);
 int octavo_attention_plain(const AttentionLayer*, const AttentionCache*, const AttentionPlan*, const void*, int64_t, int64_t, char*, int64_t,
                            int64_t, char*, int64_t, int64_t, void*);
@@ -91,7 +96,7 @@ struct Packed {
 
 static void linears(int type) {
     const int64_t k = 61, n = 70, size = SIZES[type];
-    Packed one(type, n, k, 1, true), gate_up(type, n, k, 2, false), down(type, k, n, 1, false), qkv(type, 5 * 14, k, 1, false);
+    Packed one(type, n, k, 1, true), gate_up(type, n, k, 2, false), down(type, k, n, 1, false), qkv(type, 5 * 14, k, 1, false), back(type, k, n, 1, false);
     for (int64_t rows : {1, 3, 9, 517}) {
         Bytes x = values(type, rows * k), out = values(type, rows * n), norm = values(type, k), head_norm = values(type, 14);
         octavo_linear_plain(&one.weight, x.data(), k, rows, out.data(), n, out.data(), n, 2);
@@ -108,8 +113,9 @@ static void linears(int type) {
         BlockInputs block = {&qkv.weight, norm.data(), head_norm.data(), head_norm.data(), 3, 1, 14, 1e-5f};
         octavo_attention_inputs_plain(&block, x.data(), rows, cos.data(), sin.data(), out.data(), 2);
         print("attention_inputs", type, out.data(), rows * n * size);
-        octavo_gated_mlp_plain(&gate_up.weight, &down.weight, x.data(), rows, norm.data(), 1e-5f, 2);
-        print("gated_mlp", type, x.data(), rows * k * size);
+        BlockOutputs outputs = {&back.weight, &gate_up.weight, &down.weight, norm.data(), 1e-5f};
+        octavo_attention_outputs_plain(&outputs, out.data(), n, rows, x.data(), 2);
+        print("attention_outputs", type, x.data(), rows * k * size);
         octavo_norm_plain(type, out.data(), rows, 5, n, 14, 14, head_norm.data(), 1e-5f, out.data(), n, 14, 2);
         octavo_rope_plain(type, out.data(), rows, 5, n, 14, 7, cos.data(), sin.data(), out.data(), n, 14, 2);
         print("norm and rope", type, out.data(), rows * n * size);

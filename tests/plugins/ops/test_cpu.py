@@ -106,6 +106,8 @@ def every_op(ops: CpuOps, dtype: torch.dtype) -> dict[str, Callable[[torch.Tenso
     down = ops.pack(randn(k, 77, seed=6, dtype=dtype))
     qkv = ops.pack(randn((heads + 2 * kv_heads) * size, k, seed=7, dtype=dtype))
     norm, head_norm = randn(k, seed=8, dtype=dtype), randn(size, seed=9, dtype=dtype)
+    back = ops.pack(randn(k, 60, seed=10, dtype=dtype), randn(k, seed=11, dtype=dtype))
+    after: dict[str, Any] = {"out": back, "norm": norm, "eps": 1e-5, "gate_up": gate_up, "down": down}
 
     def inputs(x: torch.Tensor, with_norms: bool) -> torch.Tensor:
         angles = x[:, :5].float()
@@ -120,7 +122,7 @@ def every_op(ops: CpuOps, dtype: torch.dtype) -> dict[str, Callable[[torch.Tenso
         "rms_norm": lambda x: ops.rms_norm(x, norm, 1e-5),
         "rope": lambda x: ops.rope(x[:, :60].unflatten(1, (6, 10)), x[:, :5].float().cos(), x[:, :5].float().sin()).flatten(1),
         "argmax": lambda x: ops.argmax(x, weight),
-        "gated_mlp": lambda x: ops.gated_mlp(x.clone(), gate_up, down, norm=norm, eps=1e-5),
+        "attention_outputs": lambda x: ops.attention_outputs(x[:, :60].unflatten(1, (6, 10)), x.clone(), **after),
         "attention_inputs": lambda x: inputs(x, False),
         "attention_inputs with norms": lambda x: inputs(x, True),
     }
@@ -179,9 +181,9 @@ def test_blocks_are_their_parts(ops: CpuOps, monkeypatch: pytest.MonkeyPatch) ->
     """The fused blocks have the bits of the plain ops in a row: each part rounds what it hands on."""
     dtype = ops.dtype
     x = randn(13, 65, seed=0, dtype=dtype)
-    names = ("gated_mlp", "attention_inputs", "attention_inputs with norms")
+    names = ("attention_outputs", "attention_inputs", "attention_inputs with norms")
     fused = {name: every_op(ops, dtype)[name](x) for name in names}
-    for name in ("gated_mlp", "attention_inputs"):
+    for name in ("attention_outputs", "attention_inputs"):
         monkeypatch.setattr(CpuOps, name, getattr(Ops, name))
     for name in names:
         assert torch.equal(every_op(ops, dtype)[name](x), fused[name]), name
@@ -300,6 +302,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     packed, gate_up, down = ops.pack(torch.zeros(6, 8)), ops.pack_gate_up(torch.zeros(5, 8), torch.zeros(5, 8)), ops.pack(torch.zeros(8, 5))
     angles: dict[str, Any] = {"cos": torch.zeros(3, 1), "sin": torch.zeros(3, 1)}
     inputs: dict[str, Any] = {"norm": ones, "eps": 1e-5, "q_norm": None, "k_norm": None, **angles}
+    outputs: dict[str, Any] = {"out": ops.pack(torch.zeros(8, 8)), "norm": ones, "eps": 1e-5, "gate_up": gate_up, "down": down}
     refused: list[tuple[str, Callable[[], object]]] = [
         (r"residual must be torch.float32 \[3, 6\]", lambda: ops.linear_add(x, packed, torch.zeros(2, 6))),
         (r"rows of residual must not overlap", lambda: ops.linear_add(x, packed, torch.zeros(6).expand(3, 6))),
@@ -310,9 +313,12 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         (r"up must be torch.float32 \[5, 8\]", lambda: ops.pack_gate_up(torch.zeros(5, 8), torch.zeros(5, 9))),
         (r"biases must be \[6\] each, all or none", lambda: ops.pack(torch.zeros(6, 8), torch.zeros(1))),
         (r"biases must be \[5\] each", lambda: ops.pack_gate_up(torch.zeros(5, 8), torch.zeros(5, 8), up_bias=torch.zeros(5))),
-        (r"behind gate and up must be \[8, 5\]; the model gave \[6, 8\]", lambda: ops.gated_mlp(x, gate_up, packed, norm=ones, eps=1e-5)),
+        (r"of one inner size; the model gave \[5, 8\] and \[6, 8\]", lambda: ops.attention_outputs(x, x, **{**outputs, "down": packed})),
+        (r"attended must be torch.float32 \[3, 8\]", lambda: ops.attention_outputs(x[:2], x, **outputs)),
+        (r"x must be torch.float32 \[\*, 8\]", lambda: ops.attention_outputs(x, x[:, :6], **outputs)),
+        (r"wants a weight of pack;", lambda: ops.attention_outputs(x, x, **{**outputs, "out": gate_up})),
         (r"wants a weight of pack_gate_up", lambda: ops.swiglu(x, packed)),
-        (r"wants a weight of pack_gate_up", lambda: ops.gated_mlp(x, packed, down, norm=ones, eps=1e-5)),
+        (r"wants a weight of pack_gate_up", lambda: ops.attention_outputs(x, x, **{**outputs, "gate_up": packed})),
         (r"wants a weight of pack;", lambda: ops.linear(x, gate_up)),
         (r"must have 2 \+ 2 \* 1 heads of one even size; .* 6 outputs", lambda: ops.attention_inputs(x, packed, heads=(2, 1), **inputs)),
         (r"must have 4 \+ 2 \* 1 heads of one even size", lambda: ops.attention_inputs(x, packed, heads=(4, 1), **inputs)),
@@ -331,8 +337,13 @@ def test_the_input_may_be_the_residual(ops: CpuOps, threads: Callable[[int], Non
     threads(2)
     x, packed = randn(70, 200, seed=0, dtype=ops.dtype), ops.pack(randn(200, 200, seed=1, dtype=ops.dtype))
     expected = ops.linear_add(x.clone(), packed, x.clone())
-    assert ops.linear_add(x, packed, x) is x
-    assert torch.equal(x, expected)
+    same = x.clone()
+    assert ops.linear_add(same, packed, same) is same
+    assert torch.equal(same, expected)
+    gate_up, down = ops.pack_gate_up(*(randn(200, 200, seed=seed, dtype=ops.dtype) for seed in (2, 3))), packed
+    after: dict[str, Any] = {"out": packed, "norm": randn(200, seed=4, dtype=ops.dtype), "eps": 1e-5, "gate_up": gate_up, "down": down}
+    expected = ops.attention_outputs(x.clone(), x.clone(), **after)
+    assert torch.equal(ops.attention_outputs(x, x, **after), expected)
     shifted = randn(72, 200, seed=0, dtype=ops.dtype)
     expected = ops.linear_add(shifted[:70].clone(), packed, shifted[2:].clone())
     assert torch.equal(ops.linear_add(shifted[:70], packed, shifted[2:]), expected)

@@ -85,7 +85,7 @@ def every_op(ops: CpuOps, kind: Quantization) -> dict[str, Callable[[torch.Tenso
         "linear_add": lambda x: ops.linear_add(x, square, x.clone()),
         "swiglu": lambda x: ops.swiglu(x, gate_up),
         "argmax": lambda x: ops.argmax(x, weight),
-        "gated_mlp": lambda x: ops.gated_mlp(x.clone(), gate_up, down, norm=norm, eps=1e-5),
+        "attention_outputs": lambda x: ops.attention_outputs(x, x.clone(), out=square, norm=norm, eps=1e-5, gate_up=gate_up, down=down),
         "attention_inputs": inputs,
     }
 
@@ -108,7 +108,7 @@ def test_a_row_depends_on_nothing_but_itself(ops: CpuOps, kind: Quantization, th
 
 def test_blocks_are_their_parts(ops: CpuOps, kind: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused blocks have the bits of the plain ops in a row."""
-    x, names = randn(13, 65, seed=0, dtype=ops.dtype), ("gated_mlp", "attention_inputs")
+    x, names = randn(13, 65, seed=0, dtype=ops.dtype), ("attention_outputs", "attention_inputs")
     fused = {name: every_op(ops, kind)[name](x) for name in names}
     for name in names:
         monkeypatch.setattr(CpuOps, name, getattr(Ops, name))
