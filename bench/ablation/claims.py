@@ -129,8 +129,8 @@ def _outcome(interval: Interval, claim: ClaimSpec) -> Outcome:
 def prefix_bound(cold: Run, warm: Run) -> float:
     """The most by which the hits of `warm` could have sped up `cold`: its duration over what is left without these tokens' prefill.
 
-    Both had the same work. A cached token saves its linears, and the attention of one that sees few others, as it stands at the start of its
-    prompt. Both are priced by the cold run's own steps that computed prompts: see `prefill_prices`. 1 where nothing was hit.
+    Both had the same work. A cached token saves its linears, and the attention of one that sees few others, as it stands at the start of
+    its prompt. Both are priced by the cold run's own steps that computed prompts: see `prefill_prices`. 1 where nothing was hit.
     """
     per_token, per_pair = prefill_prices(cold)
     cached = [record.num_cached_tokens for record in warm.records]

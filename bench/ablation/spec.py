@@ -108,7 +108,7 @@ class ClaimSpec(_Strict):
         None,
         gt=0,
         le=1,
-        description="share of the parent's time that the cell adds outside of forward passes, where both run the same steps",
+        description="share of the parent's time that the cell may add outside of forward passes; both must run the same steps",
     )
     prefill_gaps_at_least: float | None = Field(
         None, ge=0, le=1, description="undecided unless the parent computed prompts in this share of the gaps between tokens"

@@ -115,8 +115,8 @@ def test_what_hits_could_save() -> None:
 
 
 def test_what_a_prefix_costs_is_priced_by_its_place() -> None:
-    """Steps of other sizes and contexts give a price for each token and each pair: 10 ms and 0.1 ms here. With three pieces of 100, the first
-    100 tokens save 1 s of linears and 0.505 s of attention; at a token's mean price it would be 2.505 s."""
+    """Steps of other sizes and contexts give a price for each token and each pair: 10 ms and 0.1 ms here. Of three pieces of 100, the first
+    saves 1 s of linears and 0.505 s of attention; at a token's mean price it would be 2.505 s."""
     shapes = [(100, 5_050), (100, 15_050), (100, 25_050)]
     cold = made_run(10.0, records=[record(0, 1.0, 2.0, 10.0)])
     cold.steps.clear()
