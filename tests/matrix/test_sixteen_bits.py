@@ -2,8 +2,8 @@
 
 Greedy tokens in 16 bits differ between stacks at near-ties. So each is teacher-forced through the fp32 reference (naive kernel, torch's
 ops): the share of tokens that are not its first choice, and the farthest of them, are compared with those of the naive kernel in the same
-type, alone and batched. Its ops are torch's with the linears of `tests.matrix.widened`: the same rounding, in a time that can be waited for
-where the processor has no bf16. `make lossy` takes OCTAVO_LOSSY_TOKENS of them, 10,240 by default.
+type, alone and batched. Its ops are torch's with the linears of `tests.matrix.widened`: the same rounding, in less time where the processor
+has no bf16. `make lossy` takes OCTAVO_LOSSY_TOKENS of them, 10,240 by default.
 """
 
 from __future__ import annotations
