@@ -1,8 +1,8 @@
 """Ops for tests in 16 bits: torch's, but for linears that are computed in fp32 and rounded once.
 
 That is what a linear in 16 bits is: products and sums in fp32, one rounding at the end. torch's own is the same. On a processor with AVX2
-and no instructions for bf16 it takes as long for one row of SmolLM2-135M, twice as long for 8 and four times as long for 64. Weights are held
-in fp32, of the values that they have in 16 bits.
+and no instructions for bf16 it takes as long for one row of SmolLM2-135M, twice as long for 8 and four times as long for 64. Weights are
+held in fp32, of the values that they have in 16 bits.
 """
 
 from __future__ import annotations
