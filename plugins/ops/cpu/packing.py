@@ -160,4 +160,4 @@ class Layers:
     ) -> None:
         self.made_of, self.hidden, self.size, self.widths = made_of, hidden, size, widths
         self._layers = layers  # which the array points to
-        self.array = (Block * len(layers))(*((before.address, after.address) for before, after in layers))
+        self.array = (Block * len(layers))(*(Block(before.address, after.address) for before, after in layers))
