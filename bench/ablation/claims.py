@@ -96,7 +96,7 @@ def prefix_bound(cold: Run, warm: Run) -> float:
     Both had the same work. The prefill is priced at the cold run's own pace: forward passes of steps that computed prompts, by token. Rows
     that decode beside them are in it, and tokens deep in a context, which cost more than those of a prefix. 1 where nothing was hit.
     """
-    prompts = [line for line in cold.steps if line.num_tokens > line.num_rows]
+    prompts = [line for line in cold.steps if line.computes_prompt]
     tokens, seconds = sum(line.num_tokens for line in prompts), sum(line.seconds.get("forward", 0.0) for line in prompts)
     duration = max(record.ended for record in cold.records)
     saved = sum(record.num_cached_tokens for record in warm.records) * seconds / tokens if tokens else 0.0
