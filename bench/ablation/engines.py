@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from octavo.bench.memory_table import MemoryMeter
 from octavo.core.assembly import BuiltEngine, LoadedModel, build_engine, load_model
@@ -36,10 +37,14 @@ class Engines:
         key = (config.source, config.revision, _key(config.model), _key(config.ops), engine.dtype, engine.kv_dtype, engine.device)
         if key not in self._models:
             source = next((model.source for model in self._models.values() if model.source.name == config.source), None)
-            before = sum(model.model.weight_bytes() for model in self._models.values())
             loaded = self._models[key] = load_model(self.registry, config, source=source, report=self._report)
-            self._meters[id(loaded)] = MemoryMeter(loaded.model, beside=before)
+            self._meters[id(loaded)] = MemoryMeter(loaded.model, beside=partial(self._beside, loaded))
         return self._models[key]
+
+    def _beside(self, one: LoadedModel) -> int:
+        """Bytes of the weights of all other models on its device, as of now: more may be loaded between two runs, as the reference is."""
+        others = [loaded.model for loaded in self._models.values() if loaded is not one]
+        return sum(model.weight_bytes() for model in others if model.device == one.model.device)
 
     def meter(self, config: EngineConfig) -> MemoryMeter:
         """Of the memory that the model and what runs on it take; made when the model was loaded."""
