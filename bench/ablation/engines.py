@@ -14,6 +14,7 @@ from functools import partial
 from octavo.bench.memory_table import MemoryMeter
 from octavo.core.assembly import BuiltEngine, LoadedModel, build_engine, load_model
 from octavo.core.clock import Clock
+from octavo.core.devices import give_back_memory
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig
 from octavo.core.stack import Choice
@@ -52,12 +53,13 @@ class Engines:
 
     @contextmanager
     def open(self, config: EngineConfig) -> Iterator[BuiltEngine]:
-        """A fresh engine, closed when its block is left. Raises as `build_engine`."""
+        """A fresh engine. When its block is left it is closed, and what it freed given back. Raises as `build_engine`."""
         built = build_engine(self.registry, config, self.loaded(config), clock=self._clock, report=logger.debug)
         try:
             yield built
         finally:
             built.engine.close()
+            give_back_memory()
 
     def reference(self, config: EngineConfig, *, max_model_len: int) -> EngineConfig:
         """One request at a time in fp32 with the naive kernel, for the model and device of `config`; its pool holds one context."""

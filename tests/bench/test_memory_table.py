@@ -134,6 +134,17 @@ def test_a_model_that_is_loaded_between_two_runs_is_not_in_the_peak(built: Built
     assert meter.table(built.pool).peak == first == 900 * MIB
 
 
+def test_an_engine_leaves_nothing_to_the_next_ones_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it freed goes back to the system when it is closed."""
+    order: list[str] = []
+    engines = Engines(registry())
+    overrides = {"model": {"source": str(tiny("llama_gqa"))}, "engine": {"device": "cpu", "max_model_len": 64, "num_kv_slots": 128}}
+    with engines.open(load_config(engines.registry, environ={}, overrides=overrides)) as one:
+        monkeypatch.setattr(one.engine, "close", lambda: order.append("closed"))
+        monkeypatch.setattr("octavo.bench.ablation.engines.give_back_memory", lambda: order.append("given back"))
+    assert order == ["closed", "given back"]
+
+
 def test_engines_know_what_other_models_are_loaded() -> None:
     """Each meter leaves out the weights of all but its own, those that came later too."""
     engines = Engines(registry())
