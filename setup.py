@@ -43,7 +43,7 @@ def compiler() -> list[str]:
     if os.environ.get("OCTAVO_NO_NATIVE", "0") not in ("", "0"):
         return []
     asked = shlex.split(os.environ.get("CXX", ""))
-    names = [asked] if asked else [["g++"], ["c++"], ["clang++"]]
+    names = [asked] if asked else [["g++"], ["c++"]]  # clang++ brings an OpenMP of its own, whose threads would fight torch's
     return next((name for name in names if shutil.which(name[0])), [])
 
 

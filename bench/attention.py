@@ -114,8 +114,7 @@ def step_of(kernel: Kernel, case: Case) -> Callable[[], None]:
     def step() -> None:
         prepared = kernel.prepare(meta)
         for spec, cache in zip(kernel.layers, caches, strict=True):
-            kernel.write(cache, k, v, meta, prepared)
-            kernel.attend(q, cache, meta, prepared, spec)
+            kernel.write_and_attend(q, k, v, cache, meta, prepared, spec)
 
     return step
 

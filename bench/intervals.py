@@ -74,6 +74,16 @@ def ratio_interval(
     return Interval(ratio, math.exp(low), math.exp(high))
 
 
+def mean_interval(values: Sequence[float], *, level: float = LEVEL) -> tuple[float, float, float]:
+    """Mean of repeats and the ends of its interval, by Student; of one repeat without ends."""
+    found = np.asarray(values, float)
+    mean = float(found.mean())
+    if len(found) < 2:
+        return mean, -math.inf, math.inf
+    half = _student(len(found) - 1, level) * float(found.std(ddof=1)) / math.sqrt(len(found))
+    return mean, mean - half, mean + half
+
+
 def verdict(interval: Interval, floor: Interval, *, higher_is_better: bool) -> Verdict:
     """What may be said of a ratio beside `floor`, the ratio of a baseline to itself.
 

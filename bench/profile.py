@@ -3,12 +3,14 @@
     python -m octavo.bench.profile [--rows 1 8 64] [--prompts 512 4000] [--out docs/benchmarks/profile-cpu.md]
 
 A case is a batch that decodes, or a prompt. Each is run several times with timers around attention, linears and head (see `step_parts`),
-and as often without, in turn: timers cost little on a CPU, and the page says how little. Bounds are those of `roofline`.
+and as often without, in turn. Ops that run all layers in one call run them one by one where they are timed: the page has what a step takes
+without timers beside the parts. Bounds are those of `roofline`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +36,7 @@ from octavo.core.processor import cpu_name
 from octavo.llm import LLM
 
 CONTEXT, STEPS = 256, 32  # of a decoding row: its prompt, and the steps that are looked at
+BUDGET = 2048  # tokens of a step: the default of schedulers that cut prompts. More for more rows: half of it is left for prompts
 BLOCK = 16  # slots that a sequence's last block may leave empty
 
 PARTS = {
@@ -61,9 +64,12 @@ class Case:
     decoding: int = 0  # rows; 0: the prompt's steps, added up
 
     def steps(self, lines: Iterable[StepLine]) -> list[StepLine]:
-        """Those that are looked at."""
+        """Those that are looked at: of rows that decode the last STEPS. Raises RuntimeError where there are fewer, or none."""
         rows = self.decoding
-        return [line for line in lines if (line.num_rows == line.num_tokens == rows if rows else line.num_tokens > 1)]
+        found = [line for line in lines if (line.num_rows == line.num_tokens == rows if rows else line.num_tokens > 1)]
+        if len(found) < (STEPS if rows else 1):
+            raise RuntimeError(f"{self.name}: {len(found)} steps were of this kind, too few; is the KV pool large enough?")
+        return found[-STEPS:] if rows else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +94,15 @@ class Profile:
         return dict(sorted(left.items(), key=lambda pair: -pair[1]))
 
 
-def decoding(rows: int, vocab_size: int) -> Case:
-    """So many rows of some CONTEXT positions that decode."""
-    work = make_work("random", count=rows, vocab_size=vocab_size, options={"input_len": CONTEXT, "output_len": STEPS + 2})
+def decoding(rows: int, vocab_size: int, *, budget: int) -> Case:
+    """So many rows of CONTEXT positions and more that decode. `budget` is what a step has of tokens: see `output_len`."""
+    work = make_work("random", count=rows, vocab_size=vocab_size, options={"input_len": CONTEXT, "output_len": output_len(rows, budget)})
     return Case(name=f"{rows} row{'s' * (rows > 1)}", work=work, decoding=rows)
+
+
+def output_len(rows: int, budget: int) -> int:
+    """Tokens of each row, so that all of them decode in STEPS steps: the first ones decode while prompts of others take what is left."""
+    return STEPS + 2 + math.ceil(rows * CONTEXT / max(1, budget - rows))
 
 
 def prompt(length: int, vocab_size: int) -> Case:
@@ -103,7 +114,7 @@ def prompt(length: int, vocab_size: int) -> Case:
 def profile(engine: Engine, case: Case, *, costs: CostModel, limits: Limits, repeats: int) -> Profile:
     """Run it with timers and without, in turn; a first run of each does not count. What is kept is the median repeat.
 
-    Raises RuntimeError where no step was of its kind.
+    Raises RuntimeError where too few steps were of its kind.
     """
     timed, without = list[dict[str, float]](), list[float]()
     for number in range(-1, repeats):
@@ -134,8 +145,6 @@ def _run(engine: Engine, case: Case, timers: AbstractContextManager[StepParts]) 
     with log.watching(engine), timers as parts:
         drive(engine, case.work)
     lines = case.steps(log.lines)
-    if not lines:
-        raise RuntimeError(f"{case.name}: no step was of this kind; is the KV pool large enough?")
     forward = {step: (split, head) for (step, split), head in zip(parts.steps, parts.heads, strict=True)}
     found = dict.fromkeys(PARTS, 0.0)
     for line in lines:
@@ -154,9 +163,13 @@ def page(profiles: Sequence[Profile], limits: Limits, *, about: str, figure: str
         "# Where a step's time goes on a CPU",
         "",
         f"{about} Seen here: {limits.bandwidth / 1e9:.1f} GB/s of reading, {limits.flops / 1e9:.0f} GFLOP/s in a large {limits.dtype} "
-        f"product of PyTorch's; from {limits.ridge_batch:.1f} tokens a step on arithmetic binds. Rows decode after {CONTEXT} positions; a "
-        "step of theirs is the mean of a run, a prompt is all of its steps. Of several runs the median is shown. Written by "
+        f"product of PyTorch's; from {limits.ridge_batch:.1f} tokens a step on arithmetic binds. Rows decode after {CONTEXT} positions or "
+        "more; a step of theirs is the mean of a run, a prompt is all of its steps. Of several runs the median is shown. Written by "
         "`python -m octavo.bench.profile`.",
+        "",
+        "Parts are timed in runs of their own. `all, untimed` is the same step in runs without timers. What lies between it and `all` are "
+        "the timers, and Python's way through the layers: where ops run all layers of a step in one native call, timers have them run "
+        "one by one, since within a call nothing can be timed. It is in no bound, and no user waits for it.",
         "",
         "A bound is the least that a part can take: the bytes that it reads at that speed, or its operations at that speed, whichever is "
         "longer. A share above 100 % is a part that does better than PyTorch's own loop does. `linears` holds what is fused with them: "
@@ -176,7 +189,7 @@ def _section(found: Profile) -> list[str]:
     lines = [
         f"## {found.case.name[0].upper()}{found.case.name[1:]}",
         "",
-        f"{total * 1e3:.2f} ms, without timers {found.without * 1e3:.2f} ms. {_left(found)}",
+        f"{found.without * 1e3:.2f} ms, with timers {total * 1e3:.2f} ms. {_left(found)}",
         "",
         "| part | ms | share | bound, ms | share of bound | bound by |",
         "|---|---|---|---|---|---|",
@@ -188,7 +201,12 @@ def _section(found: Profile) -> list[str]:
             bound = f"{found.bounds[name] * 1e3:.2f}", f"{found.bounds[name] / seconds:.0%}", binds
         lines.append(f"| {name} | {seconds * 1e3:.2f} | {seconds / total:.1%} | {' | '.join(bound)} |")
     least = sum(found.bounds.values())
-    return [*lines, f"| all | {total * 1e3:.2f} | 100.0% | {least * 1e3:.2f} | {least / total:.0%} | |", ""]
+    return [
+        *lines,
+        f"| all | {total * 1e3:.2f} | 100.0% | {least * 1e3:.2f} | {least / total:.0%} | |",
+        f"| all, untimed | {found.without * 1e3:.2f} | | {least * 1e3:.2f} | {least / found.without:.0%} | |",
+        "",
+    ]
 
 
 def _left(found: Profile) -> str:
@@ -206,7 +224,7 @@ def plot(profiles: Sequence[Profile]) -> str:
     for found in profiles:
         bars[f"{found.case.name}, {found.total * 1e3:.1f} ms"] = {name: 100 * s / found.total for name, s in found.seconds.items()}
         bars["bounds" + "\u200b" * len(bars)] = {name: 100 * s / found.total for name, s in found.bounds.items()}
-    return share_bars(bars, PARTS, unit="share of the measured time")
+    return share_bars(bars, PARTS, unit="share of the time with timers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -222,8 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.repeats < 1 or min((*args.rows, *args.prompts), default=0) < 1:
         parser.error("--rows, --prompts and --repeats take numbers above 0, and there must be a case")
-    most, longest = max(args.rows, default=1), max(CONTEXT + STEPS + 2, *(length + 1 for length in args.prompts), 0)
-    slots = max(most * (CONTEXT + STEPS + 2 + BLOCK), longest + BLOCK)
+    most = max(args.rows, default=1)
+    budget = max(BUDGET, 2 * most)
+    sequence = CONTEXT + max((output_len(rows, budget) for rows in args.rows), default=1)
+    longest = max(sequence, *(length + 1 for length in args.prompts), 0)
+    slots = max(most * (sequence + BLOCK), longest + BLOCK)
     try:
         llm = LLM(
             args.model,
@@ -232,6 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_model_len=longest,
             num_kv_slots=slots,
             max_num_seqs=most,
+            max_num_batched_tokens=budget,
             num_threads=args.threads,
         )
     except OctavoError as error:
@@ -240,10 +262,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with llm:
         loaded = llm.built.loaded
         vocab_size, costs = loaded.shape.vocab_size, cost_model(loaded)
-        cases = [decoding(rows, vocab_size) for rows in args.rows] + [prompt(length, vocab_size) for length in args.prompts]
+        cases = [decoding(rows, vocab_size, budget=budget) for rows in args.rows]
+        cases += [prompt(length, vocab_size) for length in args.prompts]
         limits = measure_limits("cpu", loaded.facts.dtype)
         shown = tqdm(cases, unit="case", disable=None)
-        profiles = [profile(llm.engine, case, costs=costs, limits=limits, repeats=args.repeats) for case in shown]
+        try:
+            profiles = [profile(llm.engine, case, costs=costs, limits=limits, repeats=args.repeats) for case in shown]
+        except RuntimeError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         about = (
             f"{loaded.source.name} in {loaded.facts.dtype} on {cpu_name()}, {os.cpu_count()} cores, {llm.built.num_threads} threads, "
             f"{datetime.now(UTC).date().isoformat()}; stack {' + '.join(llm.built.config.stack.names.values())}."

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 STAGES = {"model found": "model ", "weights loaded": "weights: ", "engine ready": "Maximum concurrency "}
@@ -34,12 +34,15 @@ class StartupError(RuntimeError):
     """The process made no token."""
 
 
-def start_once(arguments: Sequence[str], *, timeout_s: float = 600.0) -> Start:
-    """Start `octavo generate` with these arguments for one token. Raises StartupError with what it said if it makes none in time."""
+def start_once(arguments: Sequence[str], *, timeout_s: float = 600.0, environ: Mapping[str, str] | None = None) -> Start:
+    """Start `octavo generate` with these arguments for one token, by default in this process's environment.
+
+    Raises StartupError with what it said if it makes none in time.
+    """
     command = [sys.executable, "-m", "octavo", "generate", "Hello", "--max-tokens", "1", *arguments]
     begun = time.perf_counter()
     start, said = Start(), list[str]()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
     out, err = process.stdout, process.stderr
     if out is None or err is None:
         raise StartupError("no pipes to the process")

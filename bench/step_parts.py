@@ -1,9 +1,9 @@
 """Splits forward passes into attention, linears and the rest, by timers around the kernel's calls and the linears.
 
 For a repeat of its own: timers take time, on a GPU each waits for the device, and what a stack is compared by is measured without
-them. Works on any stack: a kernel's `prepare`, `write` and `attend` are attention (ops that would run all layers in one call run them one
-by one here, since within it nothing can be timed); the linears are those of the model's `Ops`, or its
-torch modules. Must not know: any plugin.
+them. Works on any stack: a kernel's `prepare`, `write` and `attend` are attention; the linears are those of the model's `Ops`, or its torch
+modules. Ops that run all layers in one call run them one by one here, since within a call nothing can be timed: a timed step is slower by
+the timers and by Python's way through the layers. Must not know: any plugin.
 """
 
 from __future__ import annotations

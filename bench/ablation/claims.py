@@ -1,7 +1,8 @@
 """What a specification says must come out, and whether it did.
 
 A claim about a ratio holds where the whole interval is on the right side of its bound, and fails where the whole interval is on the wrong
-one; in between nothing is decided. `of_bound` claims a share of what reusing a prefix could have saved at most.
+one; in between nothing is decided. `of_bound` claims a share of what reusing a prefix could have saved at most; `lost_at_most` bounds what
+a part costs where it gains nothing, also where the ratio of whole runs is too noisy to say.
 Must not know: engines, plugins.
 """
 
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+import numpy as np
+
 from octavo.bench.ablation.measures import find_measure
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.ablation.spec import AblationSpec, ClaimSpec
 from octavo.bench.ablation.summary import gaps_with_prefill
-from octavo.bench.intervals import Interval, ratio_interval
+from octavo.bench.intervals import Interval, mean_interval, ratio_interval
 from octavo.bench.runs import Run
 from octavo.core.errors import InvalidOptionsError
 
@@ -45,6 +48,8 @@ def _judge(result: AblationResult, claim: ClaimSpec) -> Judged:
     if of is None or of.interval is None:
         return Judged(claim=claim, outcome="undecided", found=of.problem if of else "that cell did not run")
     interval, found = of.interval, str(of.interval)
+    if claim.lost_at_most is not None:
+        return _judge_loss(result, claim, of.parent, found)
     if claim.of_bound:
         bounds, share = _of_bound(result, claim, of.parent)
         found += f", of at most {median(bounds):.2f}x"
@@ -72,6 +77,37 @@ def _of_bound(result: AblationResult, claim: ClaimSpec, parent: str) -> tuple[li
     return bounds, ratio_interval([warm[repeat] for repeat in pairs], allowed, seed=result.spec.seed)
 
 
+def _judge_loss(result: AblationResult, claim: ClaimSpec, parent: str, found: str) -> Judged:
+    """What the cell adds to the time outside of forward passes and sampling, as a share of its parent's whole run, pair by pair.
+
+    Only where both ran the same steps: then the rest is the same work, and its noise would hide what is added.
+    """
+    pairs = [
+        tuple(result.runs[claim.scenario, cell, repeat] for cell in (parent, claim.cell))
+        for repeat in result.pairs(claim.scenario, claim.cell, parent)
+    ]
+    if any(_shapes(cold) != _shapes(warm) for cold, warm in pairs):
+        return Judged(claim=claim, outcome="undecided", found=f"{found}; its steps were others than {parent}'s: a loss can't be told apart")
+    lost = mean_interval([(_outside(warm) - _outside(cold)) / _duration(cold) for cold, warm in pairs])
+    most = claim.lost_at_most or 0.0
+    outcome: Outcome = "holds" if lost[2] <= most else "fails" if lost[1] > most else "undecided"
+    low, high = (f"{100 * bound:.2f}" for bound in lost[1:])
+    return Judged(claim=claim, outcome=outcome, found=f"{found}; {100 * lost[0]:.2f} % [{low}, {high}] added outside of forward passes")
+
+
+def _shapes(run: Run) -> list[tuple[int, int, int]]:
+    return [(line.num_rows, line.num_tokens, line.num_pairs) for line in run.steps]
+
+
+def _duration(run: Run) -> float:
+    return max(record.ended for record in run.records)
+
+
+def _outside(run: Run) -> float:
+    """Seconds of a run in which no model ran and nothing was sampled."""
+    return _duration(run) - sum(line.seconds.get(part, 0.0) for line in run.steps for part in ("forward", "sample"))
+
+
 def check_claims(spec: AblationSpec) -> None:
     """Their measures. Raises InvalidOptionsError that names the one which is not known, or has no bound."""
     for claim in spec.claims:
@@ -93,18 +129,38 @@ def _outcome(interval: Interval, claim: ClaimSpec) -> Outcome:
 def prefix_bound(cold: Run, warm: Run) -> float:
     """The most by which the hits of `warm` could have sped up `cold`: its duration over what is left without these tokens' prefill.
 
-    Both had the same work. The prefill is priced at the cold run's own pace: forward passes of steps that computed prompts, by token. Rows
-    that decode beside them are in it, and tokens deep in a context, which cost more than those of a prefix. 1 where nothing was hit.
+    Both had the same work. A cached token saves its linears, and the attention of one that sees few others, as it stands at the start of
+    its prompt. Both are priced by the cold run's own steps that computed prompts: see `prefill_prices`. 1 where nothing was hit.
     """
-    prompts = [line for line in cold.steps if line.computes_prompt]
-    tokens, seconds = sum(line.num_tokens for line in prompts), sum(line.seconds.get("forward", 0.0) for line in prompts)
-    duration = max(record.ended for record in cold.records)
-    saved = sum(record.num_cached_tokens for record in warm.records) * seconds / tokens if tokens else 0.0
+    per_token, per_pair = prefill_prices(cold)
+    cached = [record.num_cached_tokens for record in warm.records]
+    saved = sum(per_token * count + per_pair * count * (count + 1) / 2 for count in cached)
+    duration = _duration(cold)
     return duration / (duration - saved) if saved < duration else math.inf
+
+
+def prefill_prices(run: Run) -> tuple[float, float]:
+    """Seconds of forward pass for each token, and for each pair of query and key, of steps that computed prompts.
+
+    Least squares over these steps: their sizes must differ for it, as where prompts are cut into pieces. Where they don't, or it finds a
+    price below 0, tokens alone are priced, which makes those at the start of a prompt too dear. Rows that decode beside them are in it.
+    """
+    prompts = [line for line in run.steps if line.computes_prompt]
+    if not prompts:
+        return 0.0, 0.0
+    sizes = np.array([(line.num_tokens, line.num_pairs) for line in prompts], float)
+    seconds = np.array([line.seconds.get("forward", 0.0) for line in prompts])
+    if len({tuple(size) for size in sizes.tolist()}) >= 3:
+        prices = np.linalg.lstsq(sizes, seconds, rcond=None)[0]
+        if (prices >= 0).all():
+            return float(prices[0]), float(prices[1])
+    return float(seconds.sum() / sizes[:, 0].sum()), 0.0
 
 
 def headline(claim: ClaimSpec) -> str:
     """The claim in words."""
+    if claim.lost_at_most is not None:
+        return f"{claim.scenario}: {claim.cell} costs at most {100 * claim.lost_at_most:g} % of its parent's time where it gains nothing"
     bounds = [f"{word} {value:g}" for word, value in (("at least", claim.at_least), ("at most", claim.at_most)) if value is not None]
     unit = " of what the hits allow" if claim.of_bound else "x"
     return f"{claim.scenario}: {claim.cell} has {' and '.join(bounds)}{unit} its parent's {claim.measure}"

@@ -112,14 +112,23 @@ class ClaimSpec(_Strict):
     at_least: float | None = Field(None, gt=0)
     at_most: float | None = Field(None, gt=0)
     of_bound: bool = Field(False, description="of the largest speed-up that the prefix hits allow, instead of the ratio itself")
+    lost_at_most: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the parent's time that the cell may add outside of forward passes; both must run the same steps",
+    )
     prefill_gaps_at_least: float | None = Field(
         None, ge=0, le=1, description="undecided unless the parent computed prompts in this share of the gaps between tokens"
     )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
-        if self.at_least is None and self.at_most is None:
-            raise ValueError("set at_least, at_most or both")
+        if self.lost_at_most is not None:
+            if self.at_least is not None or self.at_most is not None or self.of_bound:
+                raise ValueError("lost_at_most is a claim of its own: leave at_least, at_most and of_bound out")
+        elif self.at_least is None and self.at_most is None:
+            raise ValueError("set at_least, at_most or both, or lost_at_most")
         return self
 
 

@@ -18,11 +18,12 @@ import psutil
 
 from octavo.bench.peers.claims import MEMORY, OCTAVO, ROWS, START, engines_of
 from octavo.bench.peers.contenders import Files, chosen, contenders, find_files
-from octavo.bench.peers.measure import Turns, expected_seconds
+from octavo.bench.peers.forecast import Forecast, about
+from octavo.bench.peers.measure import Turns
 from octavo.bench.peers.outcome import Outcome
 from octavo.bench.peers.page import page
 from octavo.bench.peers.tasks import Task, make_tasks
-from octavo.bench.peers.worker import Contender
+from octavo.bench.peers.worker import Contender, environment
 from octavo.bench.startup import StartupError, start_once
 from octavo.core.errors import OctavoError
 from octavo.core.processor import cpu_name
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     names = list(dict.fromkeys(name for _, engines in plan for name in engines))
     if START.row in args.rows:
-        names += [START.peer] if START.peer not in names else []
+        names = list(dict.fromkeys((*names, START.ours, START.peer)))
     can, cannot = chosen(found, names)
     outcome = Outcome(
         settings={"rows": args.rows, "rounds": args.rounds, "threads": args.threads, "seed": args.seed, "scale": args.scale},
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     try:
         with tempfile.TemporaryDirectory() as logs:
-            _measure(outcome, plan, can, files, Path(args.logs or logs), rounds=args.rounds)
+            _measure(outcome, plan, can, Path(args.logs or logs), rounds=args.rounds)
         outcome.finished = True
     except KeyboardInterrupt:
         print("interrupted: the page is of what was done", file=sys.stderr)
@@ -74,32 +75,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or (OCTAVO in outcome.problems)
 
 
-def _measure(
-    outcome: Outcome, plan: list[tuple[Task, list[str]]], can: dict[str, Contender], files: Files, logs: Path, *, rounds: int
-) -> None:
+def _measure(outcome: Outcome, plan: list[tuple[Task, list[str]]], can: dict[str, Contender], logs: Path, *, rounds: int) -> None:
     rows = outcome.settings["rows"]
     logs.mkdir(parents=True, exist_ok=True)
-    seconds = expected_seconds(plan, can, rounds=rounds)
-    minutes = max(1, round(seconds / 60))
-    print(f"About {minutes} minute{'s' * (minutes > 1)} on two cores. Nothing else should run meanwhile.", file=sys.stderr)
+    again = [START.peer] if START.row in rows else []
+    forecast = Forecast(plan, can, rounds=rounds, again=again)
+    print(f"About {about(forecast.left)} on two cores with bf16. Nothing else should run meanwhile.", file=sys.stderr)
     for name, reason in outcome.problems.items():
         print(f"{name} takes no part: {reason}", file=sys.stderr)
     with Turns(outcome, can, logs=logs) as turns:
-        turns.expect(seconds)
-        turns.start()
+        turns.expect(forecast)
+        turns.start(again=again)
         for task, engines in plan:
             turns.run(task, engines, rounds=rounds, ours=OCTAVO)
             if task.name == "mixed" and MEMORY.row in rows:
                 turns.memory([MEMORY.ours, MEMORY.peer])
         if START.row in rows:
-            _start(outcome, files, rounds=rounds)
+            _start(outcome, can[OCTAVO], rounds=rounds)
 
 
-def _start(outcome: Outcome, files: Files, *, rounds: int) -> None:
+def _start(outcome: Outcome, octavo: Contender, *, rounds: int) -> None:
     """Octavo's command, again and again; one start before them, which reads files into the cache, is not counted."""
+    words = ["--model", str(octavo.model)]
+    for name, value in octavo.options.items():
+        words += ["--set", f"engine.{name}={value}"]
     try:
-        words = ["--model", str(files.folder), "--set", f"engine.num_threads={outcome.settings['threads']}"]
-        starts = [start_once(words, timeout_s=300).first_token for _ in range(rounds + 1)]
+        environ = environment(octavo.environ)
+        starts = [start_once(words, timeout_s=300, environ=environ).first_token for _ in range(rounds + 1)]
         outcome.starts[OCTAVO] = starts[1:]
     except StartupError as error:
         outcome.starts.pop(OCTAVO, None)

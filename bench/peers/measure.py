@@ -7,7 +7,7 @@ Must not know: which engines there are, what should come out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +15,7 @@ from time import perf_counter
 import psutil
 from tqdm import tqdm
 
+from octavo.bench.peers.forecast import Forecast, about, usual_turn
 from octavo.bench.peers.outcome import Outcome, compare_tokens
 from octavo.bench.peers.tasks import Task
 from octavo.bench.peers.worker import Contender, PeerError, Worker
@@ -22,9 +23,8 @@ from octavo.bench.peers.worker import Contender, PeerError, Worker
 FIRST = [[300 + i for i in range(16)]], [1]
 """Asked of each engine once it is loaded: its first token."""
 
-USUAL_START_S = {"vLLM": 90.0}
-START_S = 5.0
-TURN_S = 10.0  # of an engine that the task says nothing of
+SMALL = [[300 + i for i in range(16)], [320 + i for i in range(8)]], [4, 4]
+"""Asked before its first turn of an engine whose turns are too long for one that does not count."""
 
 
 class Turns:
@@ -42,6 +42,8 @@ class Turns:
         self.outcome = outcome
         self._contenders, self._logs, self._new, self._first = contenders, logs, new, first
         self._workers: dict[str, Worker] = {}
+        self._forecast = Forecast([], contenders, rounds=0)
+        self._begun = perf_counter()
         self._bar = tqdm(
             total=0.0, unit="s", desc="Measuring", disable=None, bar_format="{desc}: {percentage:.0f}%|{bar}| {remaining} left"
         )
@@ -54,21 +56,33 @@ class Turns:
         for worker in self._workers.values():
             worker.close()
 
-    def expect(self, seconds: float) -> None:
-        """How long all of it will take, about."""
-        self._bar.total = seconds
-        self._bar.refresh()
+    def expect(self, forecast: Forecast) -> None:
+        """How long all of it will take."""
+        self._forecast = forecast
+        self._show_left()
 
-    def start(self) -> None:
-        """One after another, each to its first token."""
-        for name, contender in self._contenders.items():
-            with self._blaming(name):
-                worker = self._workers[name] = self._new(contender, self._logs / f"{name.replace(' ', '-')}.log")
-                self.outcome.facts[name] = worker.load()
-                worker.generate(*self._first)
-                self.outcome.starts[name] = [worker.age]
-            if name in self._workers:
-                self._tell(f"{name}: first token {worker.age:.1f} s after its start", usual_start(name))
+    def start(self, *, again: Collection[str] = ()) -> None:
+        """One after another, each to its first token; those of `again` once more, and their first time does not count."""
+        for name in self._contenders:
+            if name in again:
+                self._start(name, ", which does not count")
+                if name not in self._workers:
+                    continue
+                self._workers.pop(name).close()
+            self._start(name)
+
+    def _start(self, name: str, note: str = "") -> None:
+        outcome, threads = self.outcome, self.outcome.settings["threads"]
+        outcome.starts.pop(name, None)
+        with self._blaming(name):
+            worker = self._workers[name] = self._new(self._contenders[name], self._logs / f"{name.replace(' ', '-')}.log")
+            facts = outcome.facts[name] = worker.load()
+            if facts["threads"] != threads:
+                raise PeerError(f"{name} computes with {facts['threads']} threads, not with the {threads} that were asked for")
+            worker.generate(*self._first)
+            outcome.starts[name] = [worker.age]
+            self._forecast.started(name)
+            self._tell(f"{name}: first token {outcome.starts[name][0]:.1f} s after its start{note}")
 
     def run(self, task: Task, engines: Sequence[str], *, rounds: int, ours: str) -> None:
         """A task's turns. Tokens are compared with those of `ours`."""
@@ -77,7 +91,9 @@ class Turns:
         for timing in task.timings:
             outcome.tokens[timing] = sum(task.lengths)
             outcome.seconds[timing] = {name: [] for name in engines if name in self._workers}
+            outcome.answers[timing] = len(task.lengths)
         answers: dict[str, dict[str, list[list[int]]]] = {timing: {} for timing in task.timings}
+        self._warm_up_a_little(engines)
         warmups = max((self._contenders[name].warmups for name in engines if name in self._workers), default=0)
         for number in range(-warmups, rounds):
             there = [name for name in engines if name in self._workers]
@@ -93,12 +109,22 @@ class Turns:
                         if number >= 0:
                             outcome.seconds[timing][name].append(answer["seconds"])
                         which = f"round {number + 1} of {rounds}" if number >= 0 else "warm-up"
-                        self._tell(f"{timing}, {which}: {name} {answer['seconds']:.2f} s", usual_turn(task, name) / len(task.timings))
+                        self._forecast.turned(name, usual_turn(task, name) / len(task.timings), answer["seconds"])
+                        self._tell(f"{timing}, {which}: {name} {answer['seconds']:.2f} s")
+            if number == 0 and (left := self._forecast.left):
+                self._tell(f"Left, by what the turns took so far: about {about(left)}")
         for timing, by_engine in answers.items():
             if ours in by_engine:
                 outcome.alike[timing] = {
                     name: compare_tokens(by_engine[ours], tokens) for name, tokens in by_engine.items() if name != ours
                 }
+
+    def _warm_up_a_little(self, engines: Sequence[str]) -> None:
+        """Those that have no turn which does not count."""
+        for name in engines:
+            if name in self._workers and not self._contenders[name].warmups:
+                with self._blaming(name):
+                    self._workers[name].generate(*SMALL)
 
     def memory(self, engines: Sequence[str]) -> None:
         """What each process holds now, and the most since its last turn began."""
@@ -114,7 +140,8 @@ class Turns:
             yield
         except PeerError as error:
             self.outcome.problems[name] = str(error)
-            self._tell(f"without {name} from now on: {error}", 0.0)
+            self._forecast.dropped(name)
+            self._tell(f"without {name} from now on: {error}")
             if worker := self._workers.pop(name, None):
                 worker.close()
 
@@ -133,27 +160,14 @@ class Turns:
     def _cpu_seconds(self) -> dict[str, float]:
         return {name: worker.cpu_seconds() for name, worker in self._workers.items()}
 
-    def _tell(self, line: str, usual: float) -> None:
+    def _tell(self, line: str) -> None:
         tqdm.write(line, file=sys.stderr)
-        self._bar.update(usual)
+        self._show_left()
 
-
-def usual_start(name: str) -> float:
-    """Seconds."""
-    return USUAL_START_S.get(name, START_S)
-
-
-def usual_turn(task: Task, name: str) -> float:
-    """Seconds."""
-    return task.usual.get(name, TURN_S)
-
-
-def expected_seconds(plan: Sequence[tuple[Task, Sequence[str]]], contenders: Mapping[str, Contender], *, rounds: int) -> float:
-    """Of starts and turns, on the machine that the usual times are of."""
-    turns = sum(
-        usual_turn(task, name) * (rounds + contenders[name].warmups) for task, names in plan for name in names if name in contenders
-    )
-    return turns + sum(map(usual_start, contenders))
+    def _show_left(self) -> None:
+        spent = perf_counter() - self._begun
+        self._bar.n, self._bar.total = spent, spent + self._forecast.left
+        self._bar.refresh()
 
 
 def _busy_seconds() -> float:

@@ -20,13 +20,14 @@ class Outcome:
     settings: dict[str, Any]  # rows, rounds, threads, seed, scale
     identity: dict[str, Any]  # machine, model, date
     tokens: dict[str, int] = field(default_factory=dict)  # output tokens by timing
+    answers: dict[str, int] = field(default_factory=dict)  # how many, by timing
     digests: dict[str, str] = field(default_factory=dict)  # of the works by task
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each engine says of itself
     problems: dict[str, str] = field(default_factory=dict)  # why an engine has no figures, or none any more
     seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # by timing, by engine
     alike: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)  # by timing, by engine: see `compare_tokens`
     starts: dict[str, list[float]] = field(default_factory=dict)  # process start to first token, by engine
-    memory: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes by engine: see `workers/loop.py`
+    memory: dict[str, dict[str, Any]] = field(default_factory=dict)  # bytes by engine, None where unknown: see `workers/loop.py`
     idle: dict[str, float] = field(default_factory=dict)  # most of a core that an engine used while another one worked
     others: list[float] = field(default_factory=list)  # of each turn: cores used by anything but the engine at work
     minutes: float = 0.0

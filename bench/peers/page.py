@@ -14,6 +14,8 @@ from octavo.bench.peers.outcome import Outcome
 
 MB = 1e6
 BUSY = 0.1  # of a core: from here on a run was disturbed, and says so
+ALIKE, MANY = 0.5, 8
+"""Of so many answers, fewer than this share begin with the same token: what was computed is another model, not rounded otherwise."""
 
 
 def page(outcome: Outcome) -> str:
@@ -34,6 +36,11 @@ def _head(outcome: Outcome) -> Iterator[str]:
         yield ""
     if most := _disturbed(outcome):
         yield f"> **The machine was busy with something else: up to {most:.2f} cores in a turn. Small differences mean nothing.**"
+        yield ""
+    for name, shares in _other_models(outcome).items():
+        said = ", ".join(f"{share:.0%} in {timing}" for timing, share in shares.items())
+        yield f"> **{name} answers differently: answers that begin with Octavo's token are {said}. It computes another model, it seems; "
+        yield "> its figures are no comparison.**"
         yield ""
     yield (
         f"{known['cpu']}, {known['cores']} cores, {known['memory'] / 2**30:.0f} GiB, {settings['threads']} threads for each engine; "
@@ -66,7 +73,8 @@ def _ratio_cells(outcome: Outcome, claim: Ratio) -> tuple[str, ...]:
     if reasons or not ours or len(ours) != len(theirs):
         return (*shown, "", *targets, f"not available: {'; '.join(reasons) or 'it was not run'}")
     ratio = ratio_interval(theirs, ours)
-    return (*shown, _interval(ratio), *targets, judge(ratio, par=claim.par, aim=claim.aim))
+    differs = claim.peer in _other_models(outcome)
+    return (*shown, _interval(ratio), *targets, "answers differ" if differs else judge(ratio, par=claim.par, aim=claim.aim))
 
 
 def _interval(ratio: Interval) -> str:
@@ -90,11 +98,12 @@ def _start(outcome: Outcome, name: str) -> tuple[float, str] | None:
 
 
 def _beyond(outcome: Outcome, name: str) -> tuple[float, str] | None:
-    """Most resident bytes during the work, less the weights and what the KV pool had of it, in MB."""
-    if name not in outcome.memory:
+    """Most resident bytes during the work, less the weights and what the KV pool had of it, in MB. None where the pool is not known."""
+    found = outcome.memory.get(name, {})
+    kv = found.get("kv")
+    if kv is None:
         return None
-    found = outcome.memory[name]
-    mb = (found["peak"] - outcome.identity["weight_bytes"] - found["kv"]) / MB
+    mb = (found["peak"] - outcome.identity["weight_bytes"] - kv) / MB
     return mb, f"{mb:.0f} MB"
 
 
@@ -114,7 +123,11 @@ def _absolute(outcome: Outcome) -> Iterator[str]:
         said = "; ".join(f"{name} {_spread(seconds, 's')}" for name, seconds in outcome.starts.items())
         yield f"From the start of a process to its first token: {said}. It imports the engine, loads the model and asks for a token."
         if START.row in outcome.settings["rows"]:
-            yield "Of Octavo it is the command `octavo generate`, as often as there are rounds, after a first time that does not count."
+            yield (
+                "Of Octavo it is the command `octavo generate` with the same type, length, pool and threads, as often as there are rounds, "
+                f"after a first time that does not count. {START.peer} is started twice, and the second time counts: the first reads files "
+                "into the cache, and compiles."
+            )
         yield ""
 
 
@@ -125,12 +138,15 @@ def _memory(outcome: Outcome) -> Iterator[str]:
     yield "## Memory\n"
     yield (
         "MB of resident memory: the most while the mixed task ran, of which weights (the size of the files) and those pages of the KV pool "
-        "that were written to, and what is beyond. Beside it the most while it was loaded and warmed up.\n"
+        "that were written to, and what is beyond; `-` where nobody knows where the pool lies. Beside it the most while it was loaded and "
+        "warmed up.\n"
     )
     yield from _header("engine", "most", "weights", "KV pool", "beyond", "most when loading")
     for name, found in outcome.memory.items():
-        beyond = found["peak"] - weights - found["kv"]
-        yield _cells(name, *(f"{number / MB:.0f}" for number in (found["peak"], weights, found["kv"], beyond, found["start_peak"])))
+        kv = found["kv"]
+        beyond = None if kv is None else found["peak"] - weights - kv
+        numbers = found["peak"], weights, kv, beyond, found["start_peak"]
+        yield _cells(name, *("-" if number is None else f"{number / MB:.0f}" for number in numbers))
     yield ""
 
 
@@ -177,6 +193,18 @@ def _disturbed(outcome: Outcome) -> float:
     """Cores at work elsewhere in the busiest turn, where that is worth a warning; else 0."""
     most = max(outcome.others, default=0.0)
     return most if most > BUSY else 0.0
+
+
+def _other_models(outcome: Outcome) -> dict[str, dict[str, float]]:
+    """Peers whose answers are none of the same model's: by timing, the share that begins alike. One answer alone has to be another."""
+    found: dict[str, dict[str, float]] = {}
+    peers = {claim.peer for claim in RATIOS}
+    for timing, by_engine in outcome.alike.items():
+        for name, (share, _) in by_engine.items():
+            few = timing == "one" and share == 0
+            if name in peers and (few or (outcome.answers.get(timing, 0) >= MANY and share < ALIKE)):
+                found.setdefault(name, {})[timing] = share
+    return found
 
 
 def _seconds(outcome: Outcome, timing: str, name: str) -> list[float]:

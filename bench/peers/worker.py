@@ -9,6 +9,7 @@ import json
 import os
 import queue
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 import psutil
 
-WORKERS = Path(__file__).parent / "workers"
+WORKERS = Path(__file__).absolute().parent / "workers"
 BOOT = """
 import importlib, sys, types
 package = sys.modules["workers"] = types.ModuleType("workers")
@@ -32,6 +33,10 @@ START_WAIT_S = 900.0  # vLLM compiles for a minute or two
 RUN_WAIT_S = 600.0
 END_WAIT_S = 10.0
 
+SETTINGS = ("OCTAVO_", "OMP_", "GOMP_", "KMP_", "VLLM_", "PYTHON")
+"""Variables that begin so set up an engine, its threads or its interpreter: what the user has of them is not for the peers."""
+KEPT = ("OCTAVO_HOME",)  # of these: where the cache is
+
 
 class PeerError(RuntimeError):
     """An engine does not start, failed, or took too long."""
@@ -39,7 +44,7 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """An engine, where it is installed, and what it is loaded with."""
+    """An engine, where it is installed, and what it is loaded with. Paths are absolute: it runs in another folder."""
 
     name: str
     python: Path
@@ -47,7 +52,8 @@ class Contender:
     model: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
-    warmups: int = 1  # turns of each task that do not count
+    warmups: int = 1  # turns of each task that do not count; 0: something small instead, before the first turn
+    run_wait_s: float = RUN_WAIT_S  # for an answer
     folder: Path = WORKERS
 
     @property
@@ -56,13 +62,19 @@ class Contender:
         return [str(self.python), "-c", BOOT, self.module, str(self.folder), str(WORKERS)]
 
 
-class Worker:
-    """Started at once; `load` it, `ask` it, `close` it. What it prints goes to the file `log`."""
+def environment(own: Mapping[str, str], *, parent: Mapping[str, str] | None = None) -> dict[str, str]:
+    """`own` over the variables of the parent (default: this process) that are nobody's SETTINGS."""
+    known = os.environ if parent is None else parent
+    return {name: text for name, text in known.items() if name in KEPT or not name.startswith(SETTINGS)} | dict(own)
 
-    def __init__(self, contender: Contender, log: Path, *, start_wait_s: float = START_WAIT_S, run_wait_s: float = RUN_WAIT_S) -> None:
+
+class Worker:
+    """Started at once, in an empty folder; `load` it, `ask` it, `close` it. What it prints goes to the file `log`."""
+
+    def __init__(self, contender: Contender, log: Path) -> None:
         self.contender = contender
         self._log = log
-        self._start_wait_s, self._run_wait_s = start_wait_s, run_wait_s
+        self._folder = tempfile.TemporaryDirectory(prefix="octavo-peer-")
         self._begun = time.perf_counter()
         try:
             with log.open("w", encoding="utf-8") as file:
@@ -72,9 +84,11 @@ class Worker:
                     stdout=subprocess.PIPE,
                     stderr=file,
                     text=True,
-                    env={**os.environ, **contender.environ},
+                    cwd=self._folder.name,
+                    env=environment(contender.environ),
                 )
         except OSError as error:
+            self._folder.cleanup()
             raise PeerError(f"{contender.python} does not run: {error.strerror}") from error
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -83,16 +97,16 @@ class Worker:
     def load(self) -> dict[str, Any]:
         """Its facts. Raises PeerError."""
         question = {"do": "load", "model": str(self.contender.model), "options": dict(self.contender.options)}
-        facts: dict[str, Any] = self._ask(question, self._start_wait_s)["facts"]
+        facts: dict[str, Any] = self._ask(question, START_WAIT_S)["facts"]
         return facts
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> dict[str, Any]:
         """`seconds` and `token_ids`, as the worker took them. Raises PeerError."""
-        return self._ask({"do": "generate", "prompts": prompts, "lengths": lengths}, self._run_wait_s)
+        return self._ask({"do": "generate", "prompts": prompts, "lengths": lengths}, self.contender.run_wait_s)
 
     def ask(self, do: str) -> dict[str, Any]:
         """`forget` or `memory`: see `workers/loop.py`. Raises PeerError."""
-        return self._ask({"do": do}, self._run_wait_s)
+        return self._ask({"do": do}, self.contender.run_wait_s)
 
     @property
     def age(self) -> float:
@@ -119,6 +133,8 @@ class Worker:
         self._reader.join(END_WAIT_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
+        with suppress(OSError):  # a child that the engine left behind may still write there
+            self._folder.cleanup()
 
     def _ask(self, question: dict[str, Any], wait_s: float) -> dict[str, Any]:
         stdin = self._process.stdin

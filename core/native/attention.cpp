@@ -138,12 +138,11 @@ void attend(const AttentionLayer& layer, const Operands<T>& in, const AttentionP
             write_tokens(*k, *v, plan.slots, step.tokens * thread / threads, step.tokens * (thread + 1) / threads);
 #pragma omp barrier
         }
-        // The next item is taken before this one is run, so that its keys can be fetched meanwhile.
-        int64_t now = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
-        while (now < plan.num_items) {
-            int64_t next = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
+        // The first item is the thread's own, whichever thread comes first; the next one is taken before this one is run, so that its keys
+        // can be fetched meanwhile.
+        for (int64_t now = thread, next; now < plan.num_items; now = next) {
+            next = threads + __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
             run_item(layer, step, in, plan, now, next, memory, records);
-            now = next;
         }
         if (plan.num_merges) {
 #pragma omp barrier

@@ -100,7 +100,6 @@ _SIGNATURES: dict[str, list[type]] = {
     "rope": [c_int, c_void_p, *[c_int64] * 5, *[c_void_p] * 3, *[c_int64] * 2, c_int],
     "attention_plan": [c_void_p] * 5,
     "attention": [*[c_void_p] * 3, *[c_void_p, c_int64, c_int64] * 3, c_void_p],
-    "attention_write": [*[c_int64] * 4, c_void_p, c_int64, *[c_void_p, c_int64, c_int64] * 4, c_int],
     "packed_sizes": [c_int, c_int64, c_int64, c_int, c_void_p, c_void_p],
     "pack": [c_void_p, c_void_p, c_int64, c_int, c_int],
     "rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
@@ -123,7 +122,6 @@ class Library:
     rope: Callable[..., int]
     attention_plan: Callable[..., int]
     attention: Callable[..., int]
-    attention_write: Callable[..., int]
     packed_sizes: Callable[..., int]
     pack: Callable[..., int]
     rows: Callable[..., int]
@@ -156,10 +154,6 @@ class Library:
         size, columns = c_int64(), c_int64()
         self.packed_sizes(TYPES["float32"], 1, 1, 1, ctypes.byref(size), ctypes.byref(columns))
         return columns.value
-
-    def advise_huge_pages(self, start: int, num_bytes: int) -> None:
-        """Ask the system for huge pages from address `start`, a multiple of a page; nothing happens where there are none."""
-        self._loaded.octavo_advise_huge_pages(c_void_p(start), c_int64(num_bytes))
 
 
 @functools.cache

@@ -61,16 +61,6 @@ OCTAVO_EXPORT int octavo_processor_runs(const char* level) {
     return 0;
 }
 
-// Ask for huge pages: weights are read from end to end, and 4 KiB pages spend as long on address translation as on data.
-// Only advice: where it is refused nothing changes.
-OCTAVO_EXPORT void octavo_advise_huge_pages(void* start, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    madvise(start, (size_t)bytes, MADV_HUGEPAGE);
-#else
-    (void)start, (void)bytes;
-#endif
-}
-
 namespace octavo {
 
 namespace {

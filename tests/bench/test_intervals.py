@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from octavo.bench.intervals import Interval, _student, ratio_interval, verdict
+from octavo.bench.intervals import Interval, _student, mean_interval, ratio_interval, verdict
 
 FLOOR = Interval(1.0, 0.99, 1.01)
 
@@ -92,3 +92,9 @@ def test_what_is_no_ratio(candidate: list[float], baseline: list[float]) -> None
 def test_verdicts(interval: Interval, floor: Interval, higher: bool, expected: str) -> None:
     """Only what neither chance nor the floor explains is called a difference."""
     assert verdict(interval, floor, higher_is_better=higher) == expected
+
+
+def test_a_mean_and_its_interval() -> None:
+    """t of four degrees of freedom is 2.776: 1 to 5 give 3 +- 2.776 * 1.581 / sqrt(5). One value has no ends."""
+    assert mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3.0, 1.0368, 4.9632), abs=1e-3)
+    assert mean_interval([2.0]) == (2.0, -math.inf, math.inf)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from octavo.bench import profile as module, roofline
-from octavo.bench.profile import PARTS, Profile, decoding, main, page, plot, profile, prompt
+from octavo.bench.drive import drive
+from octavo.bench.profile import PARTS, Profile, decoding, main, output_len, page, plot, profile, prompt
 from octavo.bench.roofline import Limits, cost_model
+from octavo.bench.step_log import StepLog
 from octavo.llm import LLM
 from tests.models import tiny
 
@@ -27,7 +29,7 @@ def test_parts_of_a_step_and_of_a_prompt(llm: LLM) -> None:
     """All parts, of the whole; bounds by hand for the weights that a step of three rows reads; attention's grow with the context."""
     costs = cost_model(llm.built.loaded)
     with llm:
-        found = profile(llm.engine, decoding(3, 384), costs=costs, limits=LIMITS, repeats=2)
+        found = profile(llm.engine, decoding(3, 384, budget=2048), costs=costs, limits=LIMITS, repeats=2)
         whole = profile(llm.engine, prompt(100, 384), costs=costs, limits=LIMITS, repeats=1)
     for one in (found, whole):
         assert set(one.seconds) == set(PARTS) and min(one.seconds[name] for name in ("attention", "linears", "head", "rest")) > 0
@@ -36,6 +38,29 @@ def test_parts_of_a_step_and_of_a_prompt(llm: LLM) -> None:
     assert found.bounds["head"] == pytest.approx(costs.head_weights * costs.weight_bytes / 1e9) and found.memory_bound["head"]
     assert whole.bounds["linears"] == pytest.approx(2 * costs.block_weights * 100 / 1e10) and not whole.memory_bound["linears"]
     assert whole.bounds["attention"] > found.bounds["attention"]
+
+
+@pytest.mark.parametrize("budget", [5, 8, 13, 48, 2048])
+def test_all_rows_decode_at_once(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as many steps as are looked at, however long the last prompt waits while the first rows decode. Fewer are an error."""
+    monkeypatch.setattr(module, "CONTEXT", 12)
+    monkeypatch.setattr(module, "STEPS", 4)
+    options = {"max_model_len": 128, "num_kv_slots": 1024, "max_num_seqs": 4, "max_num_batched_tokens": budget}
+    with LLM(tiny("llama_gqa"), device="cpu", dtype="float32", **options) as llm:
+        case, log = decoding(4, 384, budget=budget), StepLog(llm.engine.clock.now())
+        with log.watching(llm.engine):
+            drive(llm.engine, case.work)
+    found = case.steps(log.lines)
+    assert [(line.num_rows, line.num_tokens) for line in found] == [(4, 4)] * 4
+    assert found[-1].step == [line.step for line in log.lines if line.num_rows == 4][-1]
+    monkeypatch.setattr(module, "STEPS", len(log.lines))
+    with pytest.raises(RuntimeError, match="too few; is the KV pool large enough"):
+        case.steps(log.lines)
+
+
+def test_many_rows_get_long_answers() -> None:
+    """256 prompts of 256 tokens fill 36 steps of 2048 beside rows that decode."""
+    assert [output_len(rows, 2048) for rows in (1, 64, 256)] == [35, 43, 71]
 
 
 def test_a_prompt_in_chunks_is_added_up() -> None:
@@ -53,7 +78,7 @@ def test_a_prompt_in_chunks_is_added_up() -> None:
 def of(name: str, **seconds: float) -> Profile:
     bounds = {"attention": 0.001, "linears": 0.004, "head": 0.001}
     memory = {"attention": True, "linears": True, "head": False}
-    case = decoding(1, 384)
+    case = decoding(1, 384, budget=2048)
     return Profile(case=case, seconds=dict.fromkeys(PARTS, 0.0) | seconds, without=0.0099, bounds=bounds, memory_bound=memory)
 
 
@@ -62,11 +87,11 @@ def test_the_page_says_what_is_left() -> None:
     found = of("1 row", attention=0.004, linears=0.005, head=0.001, rest=0.0005)
     text = page([found], LIMITS, about="About.", figure="f.svg")
     assert (
-        "10.50 ms, without timers 9.90 ms. Left above the bounds, from the largest: attention 3.00 ms, linears 1.00 ms, rest 0.50 ms."
-        in text
+        "9.90 ms, with timers 10.50 ms. Left above the bounds, from the largest: attention 3.00 ms, linears 1.00 ms, rest 0.50 ms." in text
     )
     assert "| linears | 5.00 | 47.6% | 4.00 | 80% | memory |" in text and "| head | 1.00 | 9.5% | 1.00 | 100% | arithmetic |" in text
     assert "| rest | 0.50 | 4.8% |  |  |  |" in text and "| all | 10.50 | 100.0% | 6.00 | 57% | |" in text
+    assert "| all, untimed | 9.90 | | 6.00 | 61% | |" in text and "the timers, and Python's way through the layers" in text
     assert text.startswith("# ") and "## 1 row" in text and "(f.svg)" in text and "1.0 GB/s" in text
 
 
@@ -75,6 +100,11 @@ def test_the_plot_has_a_bar_of_bounds_beneath_each() -> None:
     pytest.importorskip("matplotlib")
     svg = plot([of("1 row", linears=0.005), of("1 row", linears=0.006)])
     assert svg.startswith("<?xml") and "</svg>" in svg
+
+
+def unable(*_: object, **__: object) -> Profile:
+    """In the place of `profile`."""
+    raise RuntimeError("1 row: too few")
 
 
 def test_the_command_writes_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +121,9 @@ def test_the_command_writes_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = out.read_text()
     assert [line for line in text.splitlines() if line.startswith("## ")] == ["## 1 row", "## 2 rows", "## Prompt of 40"]
     assert out.with_suffix(".svg").read_text().startswith("<?xml") and "1 threads" in text
+    monkeypatch.setattr(module, "profile", unable)
+    assert main([*words, "--rows", "1", "--prompts", "40", "--out", str(out)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: 1 row: too few"
     assert main(["--model", str(tmp_path / "nowhere")]) == 2 and "there is no file or folder" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words, "--repeats", "0"])

@@ -1,14 +1,16 @@
 """In bf16, the native ops and kernel choose tokens that are no farther from the fp32 reference than rounding explains.
 
 Greedy tokens in 16 bits differ between stacks at near-ties. So each is teacher-forced through the fp32 reference (naive kernel, torch's
-ops): the share of tokens that are not its first choice, and the farthest of them, are compared with those of the naive kernel with torch's
-ops in the same type, alone and batched. `make lossy` takes OCTAVO_LOSSY_TOKENS of them, 10,240 by default.
+ops): the share of tokens that are not its first choice, and the farthest of them, are compared with those of the naive kernel in the same
+type, alone and batched. Its ops are torch's with the linears of `tests.matrix.widened`: the same rounding, in less time where the processor
+has no bf16. `make lossy` takes OCTAVO_LOSSY_TOKENS of them, 10,240 by default.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,11 +20,12 @@ from octavo.bench.ablation.forcing import score
 from octavo.bench.drive import drive
 from octavo.bench.work import Item, Work
 from octavo.core.native import absence
+from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig, load_config
 from octavo.core.sources import DEFAULT_MODEL, resolve
 from octavo.core.text.tokenizer import Tokenizer
-from tests.matrix.stacks import REGISTRY
 from tests.matrix.test_smollm2 import LICENSE
+from tests.matrix.widened import WIDENED
 
 TOKENS = int(os.environ.get("OCTAVO_LOSSY_TOKENS", "1280"))
 ANSWER = 160  # tokens
@@ -44,8 +47,14 @@ def work_of(source: str, tokens: int) -> Work:
 
 @pytest.mark.skipif(absence() is not None, reason="built without a compiler")
 def test_native_tokens_are_as_near_as_naive_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rate up to chance, distance up to a factor of two: the rule of `octavo ablate`, for the model that is the default."""
-    engines = Engines(REGISTRY)
+    """Rate up to chance, distance up to a factor of two: the rule of `octavo ablate`, for the model that is the default.
+
+    Rates are compared of the same prompts, alone with alone and batched with batched. The distance is the greatest that the naive kernel
+    shows in either: the few tokens that run alone may miss what rounding can do.
+    """
+    registry = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+    registry.add(WIDENED)
+    engines = Engines(registry)
     work = work_of(DEFAULT_MODEL, TOKENS)
     few = Work(name="license", items=work.items[: max(1, len(work.items) // 8)])
 
@@ -58,7 +67,7 @@ def test_native_tokens_are_as_near_as_naive_ones(capsys: pytest.CaptureFixture[s
             "allocator": {"plugin": "paged"},
             "engine": {"device": "cpu", "dtype": "bfloat16", "max_model_len": 256, "num_kv_slots": BATCH * 256},
         }
-        return load_config(REGISTRY, environ={}, overrides=overrides)
+        return load_config(registry, environ={}, overrides=overrides)
 
     def rounding(given: EngineConfig, some: Work, concurrency: int) -> Rounding:
         with engines.open(given) as built:
@@ -68,7 +77,7 @@ def test_native_tokens_are_as_near_as_naive_ones(capsys: pytest.CaptureFixture[s
         with engines.open(engines.reference(given, max_model_len=256)) as reference:
             return Rounding.of(score(reference.engine, pairs))
 
-    native, naive = config("cpu_paged", "cpu"), config("naive", "torch")
+    native, naive = config("cpu_paged", "cpu"), config("naive", WIDENED.name)
     found = {
         "native, batched": rounding(native, work, BATCH),
         "native, alone": rounding(native, few, 1),
@@ -78,7 +87,7 @@ def test_native_tokens_are_as_near_as_naive_ones(capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         for name, one in found.items():
             print(f"\n{name}: {one}")
-    allowed = max((found["naive, batched"], found["naive, alone"]), key=lambda one: (one.rate, one.farthest))
-    assert found["native, batched"].tokens == len(work.items) * ANSWER
-    assert found["native, batched"].within(allowed)
-    assert found["native, alone"].within(allowed)
+    farthest = max(found["naive, batched"].farthest, found["naive, alone"].farthest)
+    for how, some in (("batched", work), ("alone", few)):
+        assert found[f"native, {how}"].tokens == found[f"naive, {how}"].tokens == len(some.items) * ANSWER
+        assert found[f"native, {how}"].within(replace(found[f"naive, {how}"], farthest=farthest)), how

@@ -3,7 +3,7 @@
     {"do": "load", "model": PATH, "options": {...}}        -> {"facts": {...}}
     {"do": "generate", "prompts": [[id]], "lengths": [n]}  -> {"seconds": s, "token_ids": [[id]]}
     {"do": "forget"}                                       -> {}    cached prefixes, and the memory's peak so far
-    {"do": "memory"}                                       -> {"resident": n, "peak": n, "start_peak": n, "kv": n}
+    {"do": "memory"}                                       -> {"resident": n, "peak": n, "start_peak": n, "kv": n or null: unknown}
 
 What cannot be done is answered by {"error": TEXT}. In between the process waits for a line, and uses no CPU. Answers are greedy, EOS is
 ignored. Whatever else an engine prints goes to standard error.
@@ -39,11 +39,11 @@ class Engine(ABC):
         """All at once: for each prompt exactly so many greedy tokens, past EOS."""
 
     def forget(self) -> None:
-        """Drop cached prefixes."""
+        """Drop cached prefixes. Raises where they stay."""
 
-    def kv_memory(self) -> Iterable[tuple[int, int]]:
-        """Address and bytes of each part of the KV pool."""
-        return ()
+    def kv_memory(self) -> Iterable[tuple[int, int]] | None:
+        """Address and bytes of each part of the KV pool; None: nobody knows."""
+        return None
 
 
 def serve(load: Callable[[str, dict[str, Any]], Engine]) -> None:
@@ -115,8 +115,10 @@ def _forget_peak() -> None:
         pass
 
 
-def _resident(parts: Iterable[tuple[int, int]]) -> int:
+def _resident(parts: Iterable[tuple[int, int]] | None) -> int | None:
     """Bytes of these parts that lie in memory: a pool takes room only where it was written to. See pagemap in Linux's documentation."""
+    if parts is None:
+        return None
     page, found = os.sysconf("SC_PAGE_SIZE"), 0
     try:
         with open("/proc/self/pagemap", "rb") as pagemap:
@@ -126,5 +128,5 @@ def _resident(parts: Iterable[tuple[int, int]]) -> int:
                 entries = array("Q", pagemap.read((last - first + 1) * 8))
                 found += sum(entry >> 63 for entry in entries)  # bit 63: present
     except OSError:
-        return 0
+        return None
     return found * page

@@ -18,12 +18,15 @@ class OctavoEngine(Engine):
         self._llm = LLM(model, **options)
 
     def facts(self) -> dict[str, Any]:
+        from octavo.core.native import absence, load
+
         built = self._llm.built
         return {
             "versions": {name: version(name) for name in ("octavo", "torch")},
             "threads": built.num_threads,
             "kv_slots": built.pool.num_slots,
             "stack": built.config.stack.names,
+            "native level": load().level if absence() is None else "none",
         }
 
     def generate(self, prompts: TokenIds, lengths: list[int]) -> TokenIds:

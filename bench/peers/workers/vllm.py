@@ -23,7 +23,7 @@ class VllmEngine(Engine):
         return {
             "versions": {"vllm": _version(), "torch": version("torch")},
             "threads": torch.get_num_threads(),
-            "kv_slots": sum(size for _, size in self.kv_memory()) // self._slot_bytes(),
+            "kv_slots": self._kv_slots(),
         }
 
     def generate(self, prompts: TokenIds, lengths: list[int]) -> TokenIds:
@@ -34,17 +34,25 @@ class VllmEngine(Engine):
         return [list(output.outputs[0].token_ids) for output in self._llm.generate(given, params, use_tqdm=False)]
 
     def forget(self) -> None:
-        self._llm.reset_prefix_cache()
+        if self._llm.reset_prefix_cache() is False:  # older versions say nothing
+            raise RuntimeError("vLLM did not drop its cached prefixes")
 
-    def kv_memory(self) -> Iterable[tuple[int, int]]:
-        runner = self._llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        for tensor in runner.kv_caches:
-            yield tensor.data_ptr(), tensor.nbytes
+    def kv_memory(self) -> Iterable[tuple[int, int]] | None:
+        try:  # no part of its interface: another version may keep them elsewhere
+            runner = self._llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+            return [(tensor.data_ptr(), tensor.nbytes) for tensor in runner.kv_caches] or None
+        except (AttributeError, TypeError):
+            return None
 
-    def _slot_bytes(self) -> int:
-        config = self._llm.llm_engine.vllm_config.model_config.hf_text_config
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return int(2 * config.num_hidden_layers * config.num_key_value_heads * size * 2)  # bf16
+    def _kv_slots(self) -> int | str:
+        pool = self.kv_memory()
+        try:
+            config = self._llm.llm_engine.vllm_config.model_config.hf_text_config
+            size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            slot_bytes = int(2 * config.num_hidden_layers * config.num_key_value_heads * size * 2)  # bf16
+        except AttributeError:
+            return "unknown"
+        return "unknown" if pool is None else sum(size for _, size in pool) // slot_bytes
 
 
 def _version() -> str:

@@ -21,7 +21,6 @@ from octavo.core.native import AttentionCall, Library, NativeAttention
 from octavo.plugins.kernels.cpu_paged.structures import Cache, Item, Layer, Merge, Plan, Step
 
 _LINE = 64  # bytes of a cache line
-_SERIAL_WRITE = 64 * 1024  # bytes that are written faster by one thread than two can be set to it
 
 _Shape = tuple[int | None, int, int, int, int]
 
@@ -67,7 +66,6 @@ class CpuPagedKernel(Kernel):
     def __init__(self, layers: Sequence[LayerSpec], *, dtype: torch.dtype, device: torch.device, library: Library) -> None:
         super().__init__(layers, dtype=dtype, device=device)
         self._library = library
-        self._element = dtype.itemsize
         self._layers = {spec.index: _Layer(spec, dtype) for spec in self.layers}
         self._kinds = {layer.shape: layer.address for layer in self._layers.values()}  # one layer of each shape
         self._shapes = tuple((spec.num_heads, spec.num_kv_heads, spec.head_size_k, spec.head_size_v) for spec in self.layers)
@@ -106,32 +104,6 @@ class CpuPagedKernel(Kernel):
         plan = Plan(arguments[1], step.slots.data_ptr(), items_at, merges_at, items, merges, 0, thread_bytes, threads)
         step.kept += [memory, plan]
         return plan, threads * thread_bytes + records * record_bytes
-
-    def write(self, cache: LayerCache, k: torch.Tensor, v: torch.Tensor, meta: AttentionMetadata, prepared: Any) -> None:
-        """As `Kernel.write`."""
-        k_cache, v_cache = cache
-        tokens = len(prepared.slots)
-        k = self._dense(k, "k", (tokens, *k_cache.shape[1:]))
-        v = self._dense(v, "v", (tokens, *v_cache.shape[1:]))
-        _, heads, size = k.shape
-        few = tokens * heads * size * self._element <= _SERIAL_WRITE
-        self._library.attention_write(
-            heads,
-            size * self._element,
-            v.shape[2] * self._element,
-            self._element,
-            prepared.slots.data_ptr(),
-            tokens,
-            k.data_ptr(),
-            *k.stride()[:2],
-            v.data_ptr(),
-            *v.stride()[:2],
-            k_cache.data_ptr(),
-            *k_cache.stride()[:2],
-            v_cache.data_ptr(),
-            *v_cache.stride()[:2],
-            1 if few else prepared.threads,
-        )
 
     def attend(self, q: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, prepared: Any, layer: LayerSpec) -> torch.Tensor:
         """q [T, H, Dk] -> [T, H, Dv] in q's dtype; tokens of empty rows, and behind the last row, get zeros."""

@@ -27,7 +27,7 @@ class CpuOps(Ops):
         self._library = library
         self.dtype = dtype
         self._type = TYPES[str(dtype).removeprefix("torch.")]
-        self._arena = Arena(library)
+        self._arena = Arena()
         self._layers: Layers | None = None  # of the model that `blocks` was last called for
         self._angles: tuple[torch.Tensor | None, torch.Tensor | None, tuple[int, int]] = (None, None, (0, 0))  # the last that were checked
 
@@ -264,9 +264,8 @@ class CpuOps(Ops):
         found = [(block.qkv.k, block.out.n, block.out.k, before.size) for block, (before, _) in zip(blocks, layers, strict=True)]
         wanted = hidden, hidden, heads[0] * size, size
         if any(widths != wanted for widths in found):
-            raise PluginContractError(
-                f"ops 'cpu': inputs, outputs, inputs of `out` and head size must be {wanted} in all layers, not {found}"
-            )
+            sizes = "inputs, outputs, inputs of `out` and head size"
+            raise PluginContractError(f"ops 'cpu': {sizes} must be {wanted} in all layers, not {found}")
         made_of, shape = (blocks, heads, eps, attention.shapes, attention.dtype), (*heads, size, size)
         if attention.dtype != self.dtype or attention.shapes != (shape,) * len(blocks):
             raise PluginContractError(

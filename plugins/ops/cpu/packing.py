@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from ctypes import c_int64
 
 import torch
@@ -19,29 +21,35 @@ _LINE = 64  # bytes of a cache line
 class Arena:
     """Hands out memory from large chunks, so that small weights lie in huge pages too. A chunk lives as long as any piece of it.
 
-    What of a chunk is never handed out is never touched, and takes no memory but for the rest of a page.
+    What of a chunk is never handed out is never touched, and takes no memory but for the rest of a page: chunks are mapped, since malloc
+    may hand out pages that were written to before.
     """
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self) -> None:
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """uint8 [num_bytes], not initialised, at the start of a cache line. Raises MemoryError."""
         taken = -(-num_bytes // _LINE) * _LINE
         if taken > len(self._left):
-            self._left = self._chunk(max(_CHUNK, -(-taken // _HUGE_PAGE) * _HUGE_PAGE))
+            self._left = _chunk(max(_CHUNK, -(-taken // _HUGE_PAGE) * _HUGE_PAGE))
         piece, self._left = self._left[:num_bytes], self._left[taken:]
         return piece
 
-    def _chunk(self, num_bytes: int) -> torch.Tensor:
-        try:
-            memory = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
-        except RuntimeError as error:
-            raise MemoryError(f"packed weights need {num_bytes} bytes more than there are: {error}") from None
-        chunk = memory[-memory.data_ptr() % _HUGE_PAGE :][:num_bytes]
-        self._library.advise_huge_pages(chunk.data_ptr(), num_bytes)
-        return chunk
+
+def _chunk(num_bytes: int) -> torch.Tensor:
+    """uint8 [num_bytes] of zeros that nobody touched, of huge pages where the system has them.
+
+    Weights are read from end to end, and pages of 4 KiB spend as long on address translation as on data.
+    """
+    try:
+        mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"packed weights need {num_bytes} bytes more than there are: {error}") from None
+    with suppress(AttributeError, OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)  # which keeps `mapped`
+    return memory[-memory.data_ptr() % _HUGE_PAGE :][:num_bytes]
 
 
 class Packed:
@@ -152,4 +160,4 @@ class Layers:
     ) -> None:
         self.made_of, self.hidden, self.size, self.widths = made_of, hidden, size, widths
         self._layers = layers  # which the array points to
-        self.array = (Block * len(layers))(*((before.address, after.address) for before, after in layers))
+        self.array = (Block * len(layers))(*(Block(before.address, after.address) for before, after in layers))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from octavo.bench.ablation.cells import make_cells
+from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.measures import find_measure
 from octavo.bench.ablation.presets import find_spec, preset_names
 from octavo.bench.ablation.works import scenario_work
+from octavo.bench.drive import drive
+from octavo.bench.step_log import StepLog
 from octavo.core.errors import InvalidOptionsError
 from octavo.core.registry import Registry
+from octavo.core.settings.layers import merge
+from tests.models import VOCAB, tiny
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -54,6 +61,46 @@ def test_prefix_shares_are_what_they_are_called() -> None:
             cached += 16 * sum(block in seen and len(block) < len(item.prompt) for block in blocks)
             seen.update(blocks)
         assert cached == share * sum(len(item.prompt) for item in work.items), name
+
+
+@pytest.mark.parametrize("scenario, running, waiting, blocks, empty", [("point-wise", 64, 36, 192, 512), ("list-wise", 1, 0, 102, 8)])
+def test_reranking_queues_for_seats(scenario: str, running: int, waiting: int, blocks: int, empty: int) -> None:
+    """B7, at max_num_seqs 64: of 100 requests 64 run and 36 wait, 8 slots of each one's last block empty. Or one runs, and none waits."""
+    spec, registry = find_spec("rerank"), Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+    settings = merge(spec.settings, {"engine": {"device": "cpu"}})
+    spec = spec.model_copy(update={"model": str(tiny("llama_gqa", max_position_embeddings=2048)), "settings": settings})
+    paged = make_cells(registry, spec, scenario)[0]
+    work = scenario_work(spec.scenarios[scenario], scenario, seed=0, vocab_size=VOCAB, max_model_len=2048)
+    ranked = replace(work, items=[item for item in work.items if item.class_name == "rerank"])
+    with Engines(registry).open(paged.config) as built:
+        log = StepLog(built.engine.clock.now())
+        with log.watching(built.engine):
+            drive(built.engine, ranked)
+        first = log.lines[0]
+        assert (first.num_running, first.num_waiting) == (running, waiting)
+        usage = first.usage
+        assert ((usage.filled + usage.held) / built.pool.block_size, usage.held) == (blocks, empty)
+
+
+@pytest.mark.parametrize("name, control", [("rerank", "bystanders-alone"), ("isolation", "chats-alone")])
+def test_the_control_has_the_same_chats(name: str, control: str) -> None:
+    """At the same times, and beside them nothing but a request of two tokens, before any of them."""
+    spec = find_spec(name)
+    chats = {}
+    for scenario, given in spec.scenarios.items():
+        work = scenario_work(given, scenario, seed=5, vocab_size=49152, max_model_len=2048)
+        chats[scenario] = [item for item in work.items if item.class_name == "chat"]
+        if scenario == control:
+            first, *others = work.items
+            assert (len(first.prompt), first.output_len, others) == (2, 1, chats[scenario])
+    assert len(chats) > 1 and all(found == chats[control] for found in chats.values()) and len(chats[control]) == 8
+
+
+def test_every_kernel_is_compared() -> None:
+    """Each built-in one has a cell, and those that do not run everywhere may be left out."""
+    spec, registry = find_spec("kernels"), Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
+    assert set(spec.cells) == set(registry.names("kernel"))
+    assert {name for name, cell in spec.cells.items() if cell.optional} == {"cpu_paged", "triton_paged"}
 
 
 def test_a_name_that_is_none() -> None:

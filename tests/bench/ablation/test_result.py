@@ -12,7 +12,7 @@ import pytest
 
 from octavo.bench.ablation.agreement import Lossy, Outputs, Rounding
 from octavo.bench.ablation.breakdown import Breakdown
-from octavo.bench.ablation.claims import check_claims, judge, prefix_bound
+from octavo.bench.ablation.claims import check_claims, judge, prefill_prices, prefix_bound
 from octavo.bench.ablation.measures import MEASURES, find_measure
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.ablation.summary import gaps_with_prefill, summarise
@@ -174,6 +174,53 @@ def test_what_hits_could_save() -> None:
     warm = made_run(2.5, records=[record(0, 1.0, 2.0, 2.5, num_cached_tokens=40), record(1, 1.0, 2.0, 2.5, num_cached_tokens=60)])
     assert prefix_bound(cold, warm) == pytest.approx(4 / 2.5)
     assert prefix_bound(cold, cold) == 1.0
+
+
+def test_what_a_prefix_costs_is_priced_by_its_place() -> None:
+    """Steps of other sizes and contexts give a price for each token and each pair: 10 ms and 0.1 ms here. Of three pieces of 100, the first
+    saves 1 s of linears and 0.505 s of attention; at a token's mean price it would be 2.505 s."""
+    shapes = [(100, 5_050), (100, 15_050), (100, 25_050)]
+    cold = made_run(10.0, records=[record(0, 1.0, 2.0, 10.0)])
+    cold.steps.clear()
+    for tokens, pairs in shapes:
+        seconds = {"forward": 0.01 * tokens + 0.0001 * pairs}
+        cold.steps.append(replace(step(0.0, 1.0, tokens=tokens), seconds=seconds, num_pairs=pairs))
+    assert prefill_prices(cold) == pytest.approx((0.01, 0.0001))
+    warm = made_run(8.0, records=[record(0, 1.0, 2.0, 8.0, num_cached_tokens=100)])
+    assert prefix_bound(cold, warm) == pytest.approx(10 / (10 - 1.505))
+    del cold.steps[1:]  # one size: tokens alone
+    assert prefill_prices(cold) == pytest.approx((0.01505, 0.0))
+    cold.steps.clear()
+    assert prefill_prices(cold) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("extra", "outcome", "found"),
+    [
+        ((0.02, 0.02, 0.03), "holds", "0.58 % ["),
+        ((0.4, 0.4, 0.4), "fails", "10.00 % [10.00, 10.00] added outside of forward passes"),
+        ((0.0, 0.2, 0.0), "undecided", "1.67 % [-"),
+    ],
+)
+def test_a_loss(extra: tuple[float, ...], outcome: str, found: str) -> None:
+    """What a cell adds around the same forward passes, as a share of the parent's run, however long these were."""
+    result = twice_as_fast(claims=[claim(lost_at_most=0.01)])
+    for repeat, added in enumerate(extra):
+        passes = [replace(step(0.0, 1.0), seconds={"forward": 3.5, "sample": 0.1})]
+        slower = [replace(step(0.0, 1.0), seconds={"forward": 4.5, "sample": 0.1})]
+        result.runs["s", "base", repeat] = made_run(4.0, steps=passes)
+        result.runs["s", "fast", repeat] = made_run(5.0 + added, steps=slower)
+    (judged,) = judge(result)
+    assert judged.outcome == outcome and found in judged.found
+    result.runs["s", "fast", 0].steps.append(step(0.0, 1.0))
+    (judged,) = judge(result)
+    assert judged.outcome == "undecided" and "its steps were others than base's" in judged.found
+
+
+def test_a_loss_is_a_claim_of_its_own() -> None:
+    """Beside a ratio's bounds it would be unclear what is claimed."""
+    with pytest.raises(ValueError, match="lost_at_most is a claim of its own"):
+        twice_as_fast(claims=[claim(lost_at_most=0.01, at_least=1.0)])
 
 
 def test_a_share_of_the_bound() -> None:

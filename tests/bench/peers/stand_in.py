@@ -1,4 +1,7 @@
-"""An engine for tests that counts on from a prompt's first token, and takes, fails and forgets as its options say."""
+"""An engine for tests that counts on from a prompt's first token, and takes, fails and forgets as its options say.
+
+What it answers from its cache begins a thousand later.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class StandIn(Engine):
         self._options, self._calls, self._cached = options, 0, False
 
     def facts(self) -> dict[str, Any]:
-        return {"versions": {"stand-in": "1.0"}, "threads": int(os.environ["OMP_NUM_THREADS"]), "stack": {"a": "b", "c": "d"}}
+        told = {"folder": os.listdir(), "variables": dict(os.environ)} if "tells" in self._options else {}
+        threads = int(os.environ["OMP_NUM_THREADS"])
+        return {"versions": {"stand-in": "1.0"}, "threads": threads, "stack": {"a": "b", "c": "d"}} | told
 
     def generate(self, prompts: TokenIds, lengths: list[int]) -> TokenIds:
         self._calls += 1
@@ -29,12 +34,12 @@ class StandIn(Engine):
             os._exit(7)
         if self._calls == self._options.get("hangs_at"):
             time.sleep(60)
-        until = time.perf_counter() + self._options["seconds"] / (2 if self._cached else 1)
+        until = time.perf_counter() + self._options["seconds"]
         while time.perf_counter() < until:  # at work
             pass
+        left_out, later = self._options.get("short", 0), 1000 * self._cached
         self._cached = True
-        left_out = self._options.get("short", 0)
-        return [[prompt[0] + i for i in range(length - left_out)] for prompt, length in zip(prompts, lengths, strict=True)]
+        return [[prompt[0] + later + i for i in range(length - left_out)] for prompt, length in zip(prompts, lengths, strict=True)]
 
     def forget(self) -> None:
         self._cached = False

@@ -26,7 +26,7 @@ def outcome(**more: Any) -> Outcome:
             "one": {"Octavo": FIVE, "vLLM": [1.6 * s for s in FIVE], "Octavo int8": FIVE},
         },
         "problems": {"llama.cpp": "no environment was given: --llama-cpp PATH", "Octavo int4": "ConfigError: a | b\nc"},
-        "facts": {"Octavo": {"versions": {"octavo": "0.1"}, "threads": 2, "stack": {"k": "paged", "o": "cpu"}}},
+        "facts": {"Octavo": {"versions": {"octavo": "0.1"}, "threads": 2, "stack": {"k": "paged", "o": "cpu"}, "native level": "avx2"}},
         "starts": {"Octavo": [1.6, 1.7, 1.5], "vLLM": [70.0]},
         "memory": {"Octavo": {"resident": 1, "peak": 900_000_000, "start_peak": 950_000_000, "kv": 150_000_000}},
         "alike": {"mixed": {"vLLM": (0.97, 0.5)}},
@@ -50,7 +50,7 @@ def test_ratios_with_intervals_and_targets() -> None:
     ]  # fmt: skip
     assert row(text, "one request")[3:] == ["1.60x [1.60, 1.60]", "1.5x", "2.2x", "par met, aim missed by 0.60x"]
     assert row(text, "64 at once, against static")[3:] == ["2.00x [2.00, 2.00]", "3x", "4.5x", "par missed by 1.00x"]
-    assert "a processor, 2 cores, 16 GiB, 2 threads" in text and "octavo 0.1, threads 2, stack paged/cpu" in text
+    assert "a processor, 2 cores, 16 GiB, 2 threads" in text and "octavo 0.1, threads 2, stack paged/cpu, native level avx2" in text
     assert ">" not in text.replace("->", "")
 
 
@@ -68,6 +68,40 @@ def test_limits() -> None:
     assert row(text, "process start")[1:] == ["1.60 s (1.50 to 1.70)", "vLLM 70.00 s", "43.8x less", "4 s", "1.7 s", "aim met"]
     assert row(text, "resident memory")[1:] == ["650 MB", "vLLM -", "", "", "600 MB", "aim missed by 50 MB"]
     assert row(text, "Octavo |") == ["Octavo", "900", "100", "150", "650", "950"]
+    assert "vLLM is started twice, and the second time counts" in text
+
+
+def test_a_pool_that_nobody_knows() -> None:
+    """Has no figure of what is beyond it."""
+    known = outcome().memory
+    memory = known | {"vLLM": {"resident": 1, "peak": 3_000_000_000, "start_peak": 4_000_000_000, "kv": None}}
+    text = page(outcome(memory=memory))
+    assert row(text, "resident memory")[1:4] == ["650 MB", "vLLM -", ""]
+    assert row(text, "vLLM |") == ["vLLM", "3000", "100", "-", "-", "4000"]
+
+
+@pytest.mark.parametrize(
+    ("alike", "answers", "differs"),
+    [
+        ({"mixed": {"vLLM": (0.4, 0.1)}}, {"mixed": 64}, ["40% in mixed"]),
+        ({"mixed": {"vLLM": (0.5, 0.1)}}, {"mixed": 64}, []),
+        ({"mixed": {"vLLM": (0.0, 0.0)}}, {"mixed": 7}, []),
+        ({"one": {"vLLM": (0.0, 0.0)}}, {"one": 1}, ["0% in one"]),
+        ({"prompt": {"vLLM": (0.0, 0.0)}}, {"prompt": 1}, []),
+        ({"mixed": {"vLLM": (0.1, 0.0)}, "one": {"vLLM": (0.0, 0.0)}}, {"mixed": 64, "one": 1}, ["10% in mixed, 0% in one"]),
+        ({"one": {"Octavo int8": (0.0, 0.0)}}, {"one": 1}, []),
+    ],
+)
+def test_another_model_is_no_comparison(alike: Any, answers: dict[str, int], differs: list[str]) -> None:
+    """Where answers have little in common, it is said before any figure, and no row calls a target met by it."""
+    text = page(outcome(alike=alike, answers=answers))
+    said = [line for line in text.partition("| work |")[0].splitlines() if "answers differently" in line]
+    assert len(said) == len(differs)
+    for line, shares in zip(said, differs, strict=True):
+        assert line.startswith("> **vLLM answers differently") and shares in line
+    for beginning in ("64 at once, 16-256 in", "one request"):
+        assert (row(text, beginning)[-1] == "answers differ") is bool(differs)
+    assert row(text, "64 at once, against static")[-1] == "par missed by 1.00x"
 
 
 def test_rows_that_were_not_asked_for_are_not_there() -> None:

@@ -1,5 +1,5 @@
-// Calls every function of the library's plain level with made-up inputs and prints the results, bit by bit: built for another processor and
-// for this one, both must print the same (test_other_processors.py).
+// Calls the functions of the library's plain level with made-up inputs and prints the results, bit by bit: built for another processor and
+// for this one, both must print the same (test_other_processors.py). `blocks` only calls others.
 
 #include <stdint.h>
 #include <stdio.h>
@@ -44,6 +44,9 @@ int octavo_attention_outputs_plain(const BlockOutputs*, const void*, int64_t, in
 int octavo_attention_plan_plain(const AttentionLayer*, const AttentionStep*, AttentionItem*, AttentionMerge*, int64_t*);
 int octavo_attention_plain(const AttentionLayer*, const AttentionCache*, const AttentionPlan*, const void*, int64_t, int64_t, char*, int64_t,
                            int64_t, char*, int64_t, int64_t, void*);
+int octavo_codes_size_plain(int, int64_t, int64_t, int, int64_t*);
+int octavo_pack_codes_plain(const Weight*, const uint8_t*, const float*, const float*, int, int);
+int octavo_rows_of_codes_plain(const Weight*, const int64_t*, int64_t, void*, int);
 int octavo_processor_runs(const char*);
 }
 
@@ -122,7 +125,30 @@ static void linears(int type) {
     }
 }
 
-static void attention(int type, int64_t window, float softcap, bool sinks) {
+static void codes(int type, int quantization) {
+    const int64_t k = 61, n = 70, size = SIZES[type], per_row = quantization == 1 ? 1 : 2;
+    int64_t bytes;
+    octavo_codes_size_plain(quantization, n, k, 1, &bytes);
+    Bytes panels(bytes);
+    Weight weight = {panels.data(), nullptr, n, k, type, 1, quantization};
+    std::vector<uint8_t> chosen(n * k);
+    for (uint8_t& code : chosen) code = quantization == 1 ? (uint8_t)(int8_t)(random_value() * 60) : (uint8_t)(random_value() * 3.5f + 7.5f);
+    std::vector<float> scales(n * per_row), minima(n * per_row);  // exact in fp16
+    for (float& x : scales) x = (float)(int)(random_value() * 100) / 1024.0f;
+    for (float& x : minima) x = (float)(int)(random_value() * 100) / 256.0f;
+    octavo_pack_codes_plain(&weight, chosen.data(), scales.data(), quantization == 1 ? nullptr : minima.data(), 0, 2);
+    for (int64_t rows : {1, 3, 9, 70}) {
+        Bytes x = values(type, rows * k), out = values(type, rows * n), looked_up(rows * k * size);
+        octavo_linear_plain(&weight, x.data(), k, rows, out.data(), n, out.data(), n, 2);
+        print("linear of codes", type, out.data(), rows * n * size);
+        std::vector<int64_t> ids(rows);
+        for (int64_t i = 0; i < rows; i++) ids[i] = n - 1 - i;
+        octavo_rows_of_codes_plain(&weight, ids.data(), rows, looked_up.data(), 2);
+        print("rows of codes", type, looked_up.data(), rows * k * size);
+    }
+}
+
+static void attention(int type, int64_t window, float softcap, bool sinks, bool paged) {
     const int64_t heads = 6, kv_heads = 2, k_size = 22, v_size = 17, size = SIZES[type];
     std::vector<float> sink = angles(heads);
     AttentionLayer layer = {heads, kv_heads, k_size, v_size, window, sinks ? sink.data() : nullptr, 0.4f, softcap, type};
@@ -133,7 +159,13 @@ static void attention(int type, int64_t window, float softcap, bool sinks) {
     for (int row = 0; row < 3; row++)
         for (int32_t t = starts[row + 1] - starts[row]; t > 0; t--) to.push_back(places[row] + lengths[row] - t);
     to.push_back(-1);
+    // paged: blocks of 10 slots, which every region begins with
+    const int64_t block = 10, columns = 140;
+    std::vector<int32_t> table(4 * columns);
+    for (int row = 0; row < 4; row++)
+        for (int c = 0; c < columns; c++) table[row * columns + c] = places[row] / block + c;
     AttentionStep step = {starts.data(), lengths.data(), places.data(), 1, 4, tokens, 0};
+    if (paged) step = {starts.data(), lengths.data(), table.data(), columns, 4, tokens, block};
     int64_t sizes[5];
     octavo_attention_plan_plain(&layer, &step, nullptr, nullptr, sizes);
     std::vector<AttentionItem> items(sizes[0]);
@@ -156,8 +188,12 @@ int main() {
     for (int type = 0; type < 3; type++) {
         state = 1;
         linears(type);
-        attention(type, 0, 0.0f, false);
-        attention(type, 200, 3.0f, true);
+        codes(type, 1);
+        codes(type, 2);
+        for (bool paged : {false, true}) {
+            attention(type, 0, 0.0f, false, paged);
+            attention(type, 200, 3.0f, true, paged);
+        }
     }
     printf("runs plain %d, avx9 %d\n", octavo_processor_runs("plain"), octavo_processor_runs("avx9"));
 }

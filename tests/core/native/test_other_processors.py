@@ -38,9 +38,9 @@ def printed(compiler: str, runner: list[str], folder: Path) -> list[str]:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (on Debian: g++ g++-aarch64-linux-gnu qemu-user)")
 def test_arm_has_the_same_bits(tmp_path: Path) -> None:
-    """Linears, norms, RoPE and attention, in three types, with two threads."""
+    """Linears of weights and of codes, norms, RoPE and attention, in three types, with two threads."""
     here, arm = printed(*HERE, tmp_path), printed(*ARM, tmp_path)
-    assert len(here) == 3 * (4 * 7 + 4) + 1
+    assert len(here) == 3 * (4 * 7 + 2 * 4 * 2 + 2 * 4) + 1
     assert here[-1] == "runs plain 1, avx9 0"
     different = [line.split(" ")[:-1] for line, other in zip(here, arm, strict=True) if line != other]
     assert different == []

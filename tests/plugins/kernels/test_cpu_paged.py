@@ -64,14 +64,14 @@ def random_case(rng: random.Random) -> Case:
 
 
 def check(level: str, case: Case) -> None:
-    """Writes exactly the step's slots, and attends as the reference does."""
+    """Writes exactly the step's slots, and attends as the reference does: in one call, as an engine does it, and without the writing."""
     name = str(case.q.dtype).removeprefix("torch.")
     kernel = kernel_of(level, case.layer, dtype=name)
     prepared = kernel.prepare(case.meta)
-    kernel.write(case.before, case.k, case.v, case.meta, prepared)
+    output = kernel.write_and_attend(case.q, case.k, case.v, case.before, case.meta, prepared, case.layer)
     for tensor, after in zip(case.before, case.after, strict=True):
         torch.testing.assert_close(tensor, after, rtol=0, atol=0, equal_nan=True)
-    output = kernel.attend(case.q, case.before, case.meta, prepared, case.layer)
+    assert torch.equal(kernel.attend(case.q, case.before, case.meta, prepared, case.layer), output)
     assert output.dtype == case.q.dtype
     assert (output[case.live :] == 0).all()
     # The widest value of a head of one or two elements is no average: allow what rounding one value makes.
@@ -79,12 +79,14 @@ def check(level: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("batch", range(-(-CASES // TASTE // (1 if absence() else len(levels())))))
-def test_equals_reference_at_random(level: str, batch: int) -> None:
-    """Random shapes, strides, tables and lengths, NaN in every slot that is not the row's; `make fuzz` runs 10,000."""
+def test_equals_reference_at_random(level: str, batch: int, threads: Callable[[int], None]) -> None:
+    """Random shapes, strides, tables, lengths and threads, NaN in every slot that is not the row's; `make fuzz` runs 10,000."""
     for index in range(TASTE):
         seed = f"{batch}-{index}"
+        rng = random.Random(seed)
+        threads(rng.randint(1, 3))
         try:
-            check(level, random_case(random.Random(seed)))
+            check(level, random_case(rng))
         except AssertionError as error:
             raise AssertionError(f"case {seed!r} at level {level}: {error}") from error
 
@@ -145,9 +147,10 @@ def test_a_prompt_has_the_same_bits_in_any_pieces(level: str, dtype: str, window
             assert torch.equal(found, expected[begin:end]), (begin, end)
 
 
-def test_writing_and_attending_in_one_call(level: str) -> None:
-    """Has the bits of the two calls, for few tokens and for many, on one thread and on two; and follows the cache that it is given."""
-    for rows in ([(40, 1), (0, 7)], [(5, 900), (0, 300)]):
+def test_writing_and_attending_in_one_call(level: str, threads: Callable[[int], None]) -> None:
+    """Has the bits of the two calls, for few tokens and for many, on one thread and on more; and follows the cache that it is given."""
+    for number, rows in itertools.product((1, 2, 3), ([(40, 1), (0, 7)], [(5, 900), (0, 300)])):
+        threads(number)
         case = make_case(Spec(ratio=2, num_kv_heads=4), rows)
         kernel = kernel_of(level, case.layer)
         prepared = kernel.prepare(case.meta)
@@ -174,7 +177,7 @@ def test_refuses_what_it_cannot_read(level: str) -> None:
     ):
         kernel.attend(case.q.double(), case.after, case.meta, prepared, case.layer)
     with pytest.raises(PluginContractError, match=r"kernel 'cpu_paged': k must be torch.float32"):
-        kernel.write(case.before, case.k.half(), case.v, case.meta, prepared)
+        kernel.write_and_attend(case.q, case.k.half(), case.v, case.before, case.meta, prepared, case.layer)
     with pytest.raises(PluginContractError, match=r"neither region_starts nor block_table"):
         kernel.prepare(replace(case.meta, block_table=None))
     with pytest.raises(PluginContractError, match=r"seq_lens must be int32 on a CPU, not torch.int64 on cpu"):
@@ -187,7 +190,7 @@ def test_refuses_what_it_cannot_read(level: str) -> None:
     k, v = case.k, case.v
     for name, wrong in (("k", (k[1:], v)), ("k", (k[:, 1:], v)), ("k", (k[..., 1:], v)), ("v", (k, v[1:])), ("v", (k, v[..., 1:]))):
         with pytest.raises(PluginContractError, match=rf"{name} must be torch.float32 \[.*\] on a CPU"):
-            kernel.write(case.before, *wrong, case.meta, prepared)
+            kernel.write_and_attend(case.q, *wrong, case.before, case.meta, prepared, case.layer)
 
 
 def test_copies_what_has_gaps_inside_a_head(level: str) -> None:

@@ -258,7 +258,7 @@ def test_small_weights_share_chunks() -> None:
     """Of huge pages: pieces start at cache lines, do not overlap, and a large weight has a chunk of its own."""
     from octavo.plugins.ops.cpu.packing import Arena
 
-    arena = Arena(load())
+    arena = Arena()
     pieces = [arena.take(size) for size in (1, 100, 64, 40 * 2**20, 5)]
     bounds = sorted((piece.data_ptr(), piece.data_ptr() + len(piece)) for piece in pieces)
     assert [len(piece) for piece in pieces] == [1, 100, 64, 40 * 2**20, 5]
