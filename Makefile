@@ -32,7 +32,7 @@ help:            ## list the targets
 
 demo: $(VENV)/.installed  ## answer with a real model, compare every installed stack, then four of them with intervals
 	@$(BIN)/octavo demo
-	@$(BIN)/octavo ablate quick --out "$$(mktemp -d)"
+	@$(BIN)/octavo ablate quick --allow-noise --out "$$(mktemp -d)"
 
 dev: $(VENV)/.dev  ## install what developers need
 	@echo "Ready: source $(BIN)/activate (and once: pre-commit install)"

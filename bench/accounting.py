@@ -139,7 +139,7 @@ def _weights(steps: Sequence[StepLine]) -> npt.NDArray[np.float64]:
 
 def seconds_per_prompt_token(steps: Sequence[StepLine]) -> float:
     """Forward pass of the steps that computed prompts, by their tokens; rows that decoded beside them are in it. 0 if there were none."""
-    prompts = [line for line in steps if line.num_tokens - line.num_drafted > line.num_rows]
+    prompts = [line for line in steps if line.computes_prompt]
     tokens = sum(line.num_tokens for line in prompts)
     return sum(line.seconds.get("forward", 0.0) for line in prompts) / tokens if tokens else 0.0
 

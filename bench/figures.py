@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from octavo.bench.ablation.measures import find_measure
-from octavo.bench.ablation.result import CHECKS_OF_TIME, FILE as ABLATION, AblationResult
+from octavo.bench.ablation.result import FILE as ABLATION, AblationResult
 from octavo.bench.identity import Identity
 from octavo.bench.runs import HEADER, Run
 from octavo.bench.schema import migrated
@@ -87,7 +87,7 @@ def of_runs(runs: Sequence[Run]) -> Figures:
     for run in runs:
         if not run.complete:
             raise ResultError(f"a run with seed {run.work.seed} was interrupted: measure it again")
-    found = [(one.check in CHECKS_OF_TIME, f"seed {run.work.seed}: {one.check}: {one.text}") for run in runs for one in failed_checks(run)]
+    found = [(one.of_time, f"seed {run.work.seed}: {one.check}: {one.problem}") for run in runs for one in failed_checks(run)]
     problems, doubts = ([text for of_time, text in found if of_time is wanted] for wanted in (False, True))
     if any(run.identity and runs[0].identity and run.identity.config_hash != runs[0].identity.config_hash for run in runs):
         raise ResultError("the runs are not repeats of each other: their settings differ")

@@ -7,6 +7,7 @@ Weights and pool are counted, the rest is measured. Must not know: what ran, req
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,13 @@ from pathlib import Path
 import psutil
 import torch
 
-from octavo.core.devices import describe_device, device_memory
+from octavo.core.assembly import BuiltEngine
+from octavo.core.attention import AttentionMetadata, StepAttention
+from octavo.core.devices import describe_device, device_memory, give_back_memory
 from octavo.core.memory import PoolSize
 from octavo.core.model import Model
 from octavo.core.settings.resolve import ResolvedConfig
+from octavo.core.torch_runner import TorchRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,16 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTable:
-    """Bytes. weights + kv_cache + activations + other is what the process may need; `peak` is the most that it had during the run."""
+    """Bytes. weights + kv_cache + activations + other is what the process may need; `peak` is the most that it had during the run.
+
+    Other models that the process holds are in neither.
+    """
 
     device: str
     total: int
     weights: int
     kv_cache: int  # the pool as it was sized, written or not
-    activations: int  # a forward pass of a full step, beyond what was there before
+    activations: int  # a full step's, what attention needs among them, beyond what was there before
     other: int  # interpreter, libraries, the device's context
     free: int  # on the device at the run's end, whoever else uses it
     peak: int
@@ -58,35 +65,44 @@ class MemoryTable:
         return Saving(round(share * self.kv_cache), share, share * self.kv_cache / self.total)
 
 
-def full_step(config: ResolvedConfig) -> int:
-    """Tokens of the largest step."""
-    return config.scheduler_options.max_num_batched_tokens or config.max_model_len
+def full_step(config: ResolvedConfig) -> tuple[int, ...]:
+    """Tokens of each row of the largest step: prompts as long as a context may be, as many as its budget and its seats allow."""
+    options, longest = config.scheduler_options, config.max_model_len
+    tokens = min(options.max_num_batched_tokens or longest, options.max_num_seqs * longest)
+    rest = (tokens % longest,) if tokens % longest else ()
+    return (longest,) * (tokens // longest) + rest
 
 
 class MemoryMeter:
     """Made when the model is loaded and no pool is there yet; `begin` a run, and ask for its `table` afterwards."""
 
-    def __init__(self, model: Model, *, beside: int = 0) -> None:
-        """`beside`: bytes of weights of other models that the process holds, which are no part of what this one needs."""
+    def __init__(self, model: Model, *, beside: Callable[[], int] = lambda: 0) -> None:
+        """`beside`: bytes of weights of other models that the process holds now, which are no part of what this one needs."""
         self._model = model
+        self._beside = beside
         self._on_gpu = model.device.type == "cuda"
-        self.other = max(0, self._used() - model.weight_bytes() - beside)
+        give_back_memory()
+        self.other = max(0, self._used() - model.weight_bytes() - beside())
         self.activations = 0
-        self._seen: dict[int, int] = {}
+        self._seen: dict[object, int] = {}
 
-    def begin(self, *, num_tokens: int) -> None:
-        """A run starts, whose steps have up to `num_tokens` tokens: the peak is counted from now on.
+    def begin(self, built: BuiltEngine) -> None:
+        """A run of this engine, which has nothing to do yet, starts: the peak is counted from now on.
 
-        The first time for that many, runs a forward pass of them, without attention, to see what it takes.
+        The first time for such a stack and such steps, runs a full step through its kernel, to see what it takes.
         """
-        if num_tokens not in self._seen:
+        lengths, kv, kernel = full_step(built.config), built.engine.kv, built.config.stack.kernel
+        seats = built.config.scheduler_options.max_num_seqs
+        kind = kernel.name, kernel.options.model_dump_json(), kv.layout, kv.block_size, seats, lengths
+        if kind not in self._seen:
+            give_back_memory()
             used = self._used()
             self._reset()
-            _forward(self._model, num_tokens)
-            self._seen[num_tokens] = max(0, self._highest() - used)
+            run_step(built, lengths)
+            self._seen[kind] = max(0, self._highest() - used)
             if self._on_gpu:
                 torch.cuda.empty_cache()
-        self.activations = self._seen[num_tokens]
+        self.activations = self._seen[kind]
         self._reset()
 
     def table(self, pool: PoolSize) -> MemoryTable:
@@ -100,7 +116,7 @@ class MemoryMeter:
             activations=self.activations,
             other=self.other,
             free=memory.available,
-            peak=self._highest(),
+            peak=self._highest() - self._beside(),
             num_slots=pool.num_slots,
         )
 
@@ -126,11 +142,34 @@ class MemoryMeter:
         return int(self._used() - torch.cuda.memory_reserved(device) + torch.cuda.max_memory_reserved(device))
 
 
-def _forward(model: Model, num_tokens: int) -> None:
-    ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
-    with torch.inference_mode():
-        hidden = model.forward(ids, ids, lambda layer, q, k, v: q.new_zeros(*q.shape[:2], v.shape[2]), rows=ids[:1])
-        model.logits(hidden)
+@torch.inference_mode()
+def run_step(built: BuiltEngine, lengths: Sequence[int]) -> None:
+    """A step of prompts of these lengths, each within the pool, with logits of as many tokens as there are seats.
+
+    Through the engine's kernel and over its cache, into which nothing is written: all rows lie in the same slots.
+    Raises TypeError for an engine that runs no model.
+    """
+    runner, kv, model = built.engine.runner, built.engine.kv, built.loaded.model
+    if not isinstance(runner, TorchRunner):
+        raise TypeError(f"{type(runner).__name__} runs no model whose memory could be measured")
+    rows, longest, tokens, device = len(lengths), max(lengths), sum(lengths), model.device
+    blocks = torch.arange(-(-longest // kv.block_size), dtype=torch.int32, device=device) if kv.layout == "block_table" else None
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    meta = AttentionMetadata(
+        query_start=torch.cat((seq_lens.new_zeros(1), seq_lens.cumsum(0, dtype=torch.int32))),
+        seq_lens=seq_lens,
+        slots=torch.full((tokens,), -1, dtype=torch.int64, device=device),
+        max_query_len=longest,
+        max_seq_len=longest,
+        region_starts=seq_lens.new_zeros(rows) if blocks is None else None,
+        block_table=None if blocks is None else blocks.repeat(rows, 1),
+        block_size=kv.block_size,
+    )
+    attend = StepAttention(runner.kernel, runner.tensors.device, meta)
+    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    drawn = torch.arange(min(built.config.scheduler_options.max_num_seqs, tokens), device=device)
+    model.logits(model.forward(ids, positions, attend, rows=drawn))
 
 
 def resident_peak() -> int:

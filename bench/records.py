@@ -11,6 +11,8 @@ from octavo.bench.work import Work
 
 INTERRUPTED = "interrupted by Ctrl-C"
 """The error of a request that was under way when its run was stopped."""
+BROKEN = "run broke"
+"""How a request ended whose run did, with an error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,4 +76,20 @@ class RequestRecord:
             ended=now,
             class_name=item.class_name,
             error=f"not sent: item {because_of.index}, which it goes on from, has no answer ({because_of.finish_reason})",
+        )
+
+    @classmethod
+    def of_broken_run(cls, work: Work, index: int, reason: str) -> RequestRecord:
+        """Of a run that ended with an error, and left no record: it was asked for, and failed."""
+        item = work.items[index]
+        return cls(
+            index=index,
+            num_prompt_tokens=work.prompt_len(index),
+            max_tokens=item.output_len,
+            due=0.0,
+            sent=0.0,
+            ended=0.0,
+            class_name=item.class_name,
+            finish_reason=BROKEN,
+            error=reason,
         )

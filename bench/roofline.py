@@ -108,11 +108,11 @@ def cost_model(loaded: LoadedModel) -> CostModel:
 
 
 def roofline(steps: Iterable[StepLine], costs: CostModel, limits: Limits) -> dict[str, RooflineShare]:
-    """By kind of step: `decode`, whose rows all run one token, and `prompts`, the others."""
+    """By kind of step: `prompts`, which compute one or a piece of one, and `decode`, the others, guesses that they check included."""
     kinds: dict[str, list[StepLine]] = {"decode": [], "prompts": []}
     for line in steps:
         if line.num_rows and not line.error:
-            kinds["decode" if line.num_tokens == line.num_rows else "prompts"].append(line)
+            kinds["prompts" if line.computes_prompt else "decode"].append(line)
     return {kind: _share(lines, costs, limits) for kind, lines in kinds.items() if lines}
 
 

@@ -1,5 +1,6 @@
 """What must hold in any run, whatever it measured. A check gives the problem in a sentence with both numbers, or None.
 
+Where nothing can be said of a run, a check raises `DoesNotApply` with the reason: who sees it neither passed nor failed is told why.
 A report whose run fails one is marked, and says which: such figures contradict each other, so that none of them can be believed.
 Must not know: how a run was made.
 """
@@ -15,6 +16,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from octavo.bench.accounting import KVAccount
 from octavo.bench.contradictions import PERCENTILES, SECTIONS, contradiction
 from octavo.bench.metrics import measure
 from octavo.bench.run_parts import apart
@@ -28,27 +30,56 @@ SEND_LAG = 0.05  # p99, of the median time to first token
 TAIL, TAIL_S = 0.05, 0.5  # over HTTP, from the last token to the answer's end: of the time to that token; in seconds
 A_A = 0.03  # ratio of a stack to itself
 CLOCK = 1e-6  # seconds that rounding may make up
+FEW = 8  # requests
+TABLE = "the table agrees with itself"
 
 Check = Callable[[Run], str | None]
 
 
+class DoesNotApply(Exception):
+    """Nothing can be said of this run, for the reason given."""
+
+
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """A check that failed."""
+class Checked:
+    """What became of one check: it failed, it does not apply, or it passed."""
 
     check: str
-    text: str
+    problem: str = ""  # why it failed
+    not_applicable: str = ""  # why nothing can be said
+
+    @property
+    def of_time(self) -> bool:
+        """The machine may be to blame where it fails, and not the engine or what measures it."""
+        return self.check in OF_TIME
+
+    def fails(self, *, allow_noise: bool) -> bool:
+        """It failed, and that is not allowed."""
+        return bool(self.problem) and not (allow_noise and self.of_time)
 
 
-def failed_checks(run: Run) -> list[Problem]:
-    """All that does not hold in this run; where it was stopped and gone on with, in each part by its own clock, and in the whole table."""
+def run_checks(run: Run) -> list[Checked]:
+    """Every check, in their order; where the run was stopped and gone on with, of each part by its own clock, and of the whole table."""
     found = []
     for number, part in enumerate(parts := apart(run), 1):
         where = f"part {number}: " if len(parts) > 1 else ""
-        found += [Problem(name, where + text) for name, check in CHECKS.items() if (text := check(part)) is not None]
-    if len(parts) > 1 and (text := table_does_not_contradict_itself(run)) is not None:
-        found.append(Problem("the table agrees with itself", text))
+        found += [_checked(name, check, part, where) for name, check in CHECKS.items()]
+    if len(parts) > 1:
+        found.append(_checked(TABLE, table_does_not_contradict_itself, run, ""))
     return found
+
+
+def _checked(name: str, check: Check, run: Run, where: str) -> Checked:
+    try:
+        problem = check(run)
+    except DoesNotApply as reason:
+        return Checked(name, not_applicable=f"{where}{reason}")
+    return Checked(name) if problem is None else Checked(name, problem=where + problem)
+
+
+def failed_checks(run: Run) -> list[Checked]:
+    """Those that do not hold in this run."""
+    return [one for one in run_checks(run) if one.problem]
 
 
 # ------------------------------------------------------------------------- memory
@@ -56,8 +87,7 @@ def failed_checks(run: Run) -> list[Problem]:
 
 def shares_sum_to_100(run: Run) -> str | None:
     """The six shares of the KV pool are all of it, in each step and on average, and none is negative."""
-    if not run.steps:
-        return None
+    _needs_steps(run)
     try:
         found = run.account
     except ValueError as error:
@@ -74,9 +104,9 @@ def shares_sum_to_100(run: Run) -> str | None:
 
 def pool_is_empty_at_the_end(run: Run) -> str | None:
     """Whoever ended gave everything back. Not of a run that was interrupted."""
-    found = run.accounted
-    if found is None or not run.complete:  # of a pool that changed its size, another check says so
-        return None
+    found = _account(run)
+    if not run.complete:
+        raise DoesNotApply("the run was interrupted")
     usage, open_blocks = run.steps[-1].usage, found.undecided
     if usage.filled + usage.held or usage.host or open_blocks:
         return (
@@ -88,8 +118,8 @@ def pool_is_empty_at_the_end(run: Run) -> str | None:
 
 def no_slot_is_counted_twice(run: Run) -> str | None:
     """What a step wrote, and what it held and never wrote, was held by then: block events and usage tell the same story."""
-    found = run.accounted
-    if found is None or not found.overdrawn.any():
+    found = _account(run)
+    if not found.overdrawn.any():
         return None
     worst = int(found.overdrawn.argmax())
     line, excess = run.steps[worst], int(found.overdrawn[worst])
@@ -98,6 +128,18 @@ def no_slot_is_counted_twice(run: Run) -> str | None:
         f"in step {line.step} live sequences held {line.usage_running.held} unwritten slots; {line.num_written} were written; with those "
         f"that never were it is {excess} more than there were; so in {steps} steps"
     )
+
+
+def _needs_steps(run: Run) -> None:
+    if not run.steps:
+        raise DoesNotApply("no step was seen" if run.server is None else "the engine's steps are out of sight, behind HTTP")
+
+
+def _account(run: Run) -> KVAccount:
+    _needs_steps(run)
+    if run.accounted is None:
+        raise DoesNotApply("the pool has no account, as another check says")
+    return run.accounted
 
 
 # -------------------------------------------------------------------------- times
@@ -109,6 +151,7 @@ def gaps_make_up_the_whole(run: Run) -> str | None:
     Over HTTP, where no steps are seen, an answer ends with its connection's last bytes, a moment after its last token; where it is more
     than that, the end-to-end latency, which ends with the last token, says too little.
     """
+    _needs_tokens(run)
     for record in run.records:
         times = record.token_times
         if not times:
@@ -140,9 +183,10 @@ def littles_law(run: Run) -> str | None:
 
     Not of a run with few requests or much time between steps, where the two are not the same mean.
     """
+    _needs_steps(run)
     inside = [record for record in run.records if record.finish_reason != "refused" and record.ended > record.sent]
-    if not run.steps or len(inside) < 8:
-        return None
+    if len(inside) < FEW:
+        raise DoesNotApply(f"{len(inside)} requests were in the system, and of fewer than {FEW} a mean says little")
     start, end = min(record.sent for record in inside), max(record.ended for record in inside)
     by_requests = sum(record.ended - record.sent for record in inside) / (end - start)
     by_steps = _mean_in_system(run.steps, np.sort([record.sent for record in inside]), end)
@@ -174,15 +218,16 @@ def _mean_in_system(steps: Sequence[StepLine], sent: npt.NDArray[np.float64], en
 
 def parts_cover_the_steps(run: Run) -> str | None:
     """The parts of a step's time that are told apart are nearly all of it."""
-    if not run.steps:
-        return None
+    _needs_steps(run)
     wall, at = 0.0, 0.0
     for line in run.steps:  # steps in flight together are counted once
         wall += max(0.0, line.end - max(line.start, at))
         at = max(at, line.end)
     parts = sum(sum(line.seconds.values()) for line in run.steps if line.num_rows)
     empty = sum(line.end - line.start for line in run.steps if not line.num_rows)
-    if wall - empty > CLOCK and parts < COVERED * (wall - empty):
+    if wall - empty <= CLOCK:
+        raise DoesNotApply("the steps took no time")
+    if parts < COVERED * (wall - empty):
         return f"the parts of the steps' time are {parts:.4f} s of {wall - empty:.4f} s: {parts / (wall - empty):.1%} are accounted for"
     return None
 
@@ -192,10 +237,8 @@ def sent_on_time(run: Run) -> str | None:
 
     In process a request that is due while a step runs waits for that step's end, and is late beyond it; less than a usual step is nothing.
     """
-    first = [record.ttft for record in run.records if record.ttft is not None]
-    if not first:
-        return None
-    late, typical = float(np.percentile(_unexplained_lags(run), 99)), median(first)
+    _needs_tokens(run)
+    late, typical = float(np.percentile(_unexplained_lags(run), 99)), median(r.ttft for r in run.records if r.ttft is not None)
     step = median(line.end - line.start for line in run.steps) if run.steps else 0.0
     if late > max(CLOCK, SEND_LAG * typical, step):
         return (
@@ -218,6 +261,11 @@ def _unexplained_lags(run: Run) -> npt.NDArray[np.float64]:
     return np.asarray(np.maximum(0.0, due + lags - free))
 
 
+def _needs_tokens(run: Run) -> None:
+    if not any(record.token_times for record in run.records):
+        raise DoesNotApply("no request has a token")
+
+
 # ------------------------------------------------------------------------- tokens
 
 
@@ -227,8 +275,9 @@ def tokens_are_accounted_for(run: Run) -> str | None:
     An answer of n tokens to a prompt of p, of which c were cached, needs p - c + n - 1. Of a request that ended early it is not known
     how much of its prompt ran; of one that was preempted, how much of it came from a cache of others when it came back.
     """
-    if not run.steps or any(line.error for line in run.steps):
-        return None
+    _needs_steps(run)
+    if failed := sum(bool(line.error) for line in run.steps):
+        raise DoesNotApply(f"{failed} steps failed, and what they had run is not known")
     planned = sum(line.num_tokens for line in run.steps)
     again = sum(line.num_recomputed for line in run.steps)
     wrong = sum(line.num_drafted - line.num_accepted for line in run.steps)
@@ -252,8 +301,11 @@ def tokens_are_accounted_for(run: Run) -> str | None:
 
 
 def table_does_not_contradict_itself(run: Run) -> str | None:
-    """The figures of this run's own table."""
-    return contradiction(as_json(measure(run.records), sections=SECTIONS, percentiles=PERCENTILES))
+    """The figures of this run's own table, with how many requests were sent at once, where the run says it."""
+    if not run.records:
+        raise DoesNotApply("no request was sent")
+    most = run.settings.get("max_concurrency", run.settings.get("concurrency"))
+    return contradiction({**as_json(measure(run.records), sections=SECTIONS, percentiles=PERCENTILES), "max_concurrency": most})
 
 
 def a_a(one: Sequence[float], other: Sequence[float], *, what: str = "time") -> str | None:
@@ -286,6 +338,12 @@ CHECKS: dict[str, Check] = {
     "step parts cover the steps": parts_cover_the_steps,
     "sent on time": sent_on_time,
     "tokens planned = delivered + recomputed": tokens_are_accounted_for,
-    "the table agrees with itself": table_does_not_contradict_itself,
+    TABLE: table_does_not_contradict_itself,
 }
 """Of one run, by name."""
+
+TWICE = f"A/A within {100 * A_A:g} %"
+"""Of an ablation: its baseline and the same again."""
+
+OF_TIME = ("step parts cover the steps", "sent on time", "Little's law", TWICE)
+"""Steps of a few milliseconds, or a machine that does something else besides, can fail these."""

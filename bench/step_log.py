@@ -45,6 +45,11 @@ class StepLine:
     error: str = ""  # why it was undone: nothing came of it
 
     @property
+    def computes_prompt(self) -> bool:
+        """A prompt or a piece of one is among its rows: it has more tokens than one a row and the guesses that it checks."""
+        return self.num_tokens - self.num_drafted > self.num_rows
+
+    @property
     def num_written(self) -> int:
         """Slots that it wrote for good: rejected guesses are written over."""
         return 0 if self.error else self.num_tokens - self.num_drafted + self.num_accepted

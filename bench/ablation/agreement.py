@@ -167,9 +167,16 @@ class Rounding:
         """No worse than the naive kernel's own: in rate up to chance, and in distance up to a factor."""
         if not self.tokens or not naive.tokens:
             return False
+        return self.rate <= self.allowed_rate(naive) and self.farthest <= self.allowed_distance(naive)
+
+    def allowed_rate(self, naive: Rounding) -> float:
+        """The naive kernel's own, and as much as chance may add in so many tokens of both. Each has some."""
         rate = (self.off + naive.off) / (self.tokens + naive.tokens)
-        chance = math.sqrt(rate * (1 - rate) * (1 / self.tokens + 1 / naive.tokens))
-        return self.rate <= naive.rate + MARGIN * chance and self.farthest <= FARTHEST * naive.farthest
+        return naive.rate + MARGIN * math.sqrt(rate * (1 - rate) * (1 / self.tokens + 1 / naive.tokens))
+
+    def allowed_distance(self, naive: Rounding) -> float:
+        """From the largest logit."""
+        return FARTHEST * naive.farthest
 
     def __str__(self) -> str:
         return f"{100 * (1 - self.rate):.2f} % of {self.tokens} tokens are the fp32 reference's, the farthest is {self.farthest:.3g} off"
@@ -256,7 +263,13 @@ class Outputs:
             lines += [f"fp32: {self.exact}", *(f"  {one}" for one in self.exact.divergences)]
         if self.lossy is not None:
             lossy = self.lossy
-            lines.append(f"16 bits: {lossy.rounding}; allowed is what the naive kernel does itself: {lossy.naive}")
+            lines.append(f"16 bits: {lossy.rounding}")
+            if lossy.rounding.tokens and lossy.naive.tokens:
+                rate, distance = lossy.rounding.allowed_rate(lossy.naive), lossy.rounding.allowed_distance(lossy.naive)
+                lines.append(
+                    f"  allowed: {100 * rate:.2f} % other tokens, none farther off than {distance:.3g}, since of the naive kernel's own "
+                    f"{lossy.naive}; up to {MARGIN:g} standard errors more often, and {FARTHEST:g} times as far"
+                )
             left_out = f", {lossy.left_out} not compared" if lossy.left_out else ""
             left_out += f", INCOMPLETE: {lossy.missing}" if lossy.missing else ""
             lines.append(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.spec import LoadSpec
-from octavo.bench.drive import drive
+from octavo.bench.drive import Progress, drive
 from octavo.bench.roofline import Limits, RooflineShare, cost_model, measure_limits, roofline
 from octavo.bench.runs import Run
 from octavo.bench.step_parts import ForwardParts, timed_parts
@@ -31,7 +31,14 @@ class Breakdown:
 
 
 def break_down(
-    engines: Engines, config: EngineConfig, work: Work, *, load: LoadSpec, warm_up: Callable[[BuiltEngine], None], runs: Sequence[Run]
+    engines: Engines,
+    config: EngineConfig,
+    work: Work,
+    *,
+    load: LoadSpec,
+    warm_up: Callable[[BuiltEngine], None],
+    progress: Progress,
+    runs: Sequence[Run],
 ) -> Breakdown:
     """Run the work once more with timers, warmed up as the repeats were, and hold the steps of `runs` against the device."""
     loaded = engines.loaded(config)
@@ -39,7 +46,7 @@ def break_down(
         warm_up(built)
         built.engine.kv.reset()
         with timed_parts(built.engine) as parts:
-            drive(built.engine, work, concurrency=load.concurrency, timeout_s=load.timeout_s)
+            drive(built.engine, work, concurrency=load.concurrency, timeout_s=load.timeout_s, progress=progress)
     limits = measure_limits(loaded.facts.device, loaded.facts.dtype)
     steps = [line for run in runs for line in run.steps]
     return Breakdown(

@@ -145,7 +145,7 @@ def prefill_prices(run: Run) -> tuple[float, float]:
     Least squares over these steps: their sizes must differ for it, as where prompts are cut into pieces. Where they don't, or it finds a
     price below 0, tokens alone are priced, which makes those at the start of a prompt too dear. Rows that decode beside them are in it.
     """
-    prompts = [line for line in run.steps if line.num_tokens > line.num_rows]
+    prompts = [line for line in run.steps if line.computes_prompt]
     if not prompts:
         return 0.0, 0.0
     sizes = np.array([(line.num_tokens, line.num_pairs) for line in prompts], float)

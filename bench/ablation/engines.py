@@ -9,10 +9,12 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from octavo.bench.memory_table import MemoryMeter
 from octavo.core.assembly import BuiltEngine, LoadedModel, build_engine, load_model
 from octavo.core.clock import Clock
+from octavo.core.devices import give_back_memory
 from octavo.core.registry import Registry
 from octavo.core.settings.config import EngineConfig
 from octavo.core.stack import Choice
@@ -36,10 +38,14 @@ class Engines:
         key = (config.source, config.revision, _key(config.model), _key(config.ops), engine.dtype, engine.kv_dtype, engine.device)
         if key not in self._models:
             source = next((model.source for model in self._models.values() if model.source.name == config.source), None)
-            before = sum(model.model.weight_bytes() for model in self._models.values())
             loaded = self._models[key] = load_model(self.registry, config, source=source, report=self._report)
-            self._meters[id(loaded)] = MemoryMeter(loaded.model, beside=before)
+            self._meters[id(loaded)] = MemoryMeter(loaded.model, beside=partial(self._beside, loaded))
         return self._models[key]
+
+    def _beside(self, one: LoadedModel) -> int:
+        """Bytes of the weights of all other models on its device, as of now: more may be loaded between two runs, as the reference is."""
+        others = [loaded.model for loaded in self._models.values() if loaded is not one]
+        return sum(model.weight_bytes() for model in others if model.device == one.model.device)
 
     def meter(self, config: EngineConfig) -> MemoryMeter:
         """Of the memory that the model and what runs on it take; made when the model was loaded."""
@@ -47,12 +53,13 @@ class Engines:
 
     @contextmanager
     def open(self, config: EngineConfig) -> Iterator[BuiltEngine]:
-        """A fresh engine, closed when its block is left. Raises as `build_engine`."""
+        """A fresh engine. When its block is left it is closed, and what it freed given back. Raises as `build_engine`."""
         built = build_engine(self.registry, config, self.loaded(config), clock=self._clock, report=logger.debug)
         try:
             yield built
         finally:
             built.engine.close()
+            give_back_memory()
 
     def reference(self, config: EngineConfig, *, max_model_len: int) -> EngineConfig:
         """One request at a time in fp32 with the naive kernel, for the model and device of `config`; its pool holds one context."""

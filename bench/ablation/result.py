@@ -22,9 +22,10 @@ from octavo.bench.ablation.breakdown import Breakdown
 from octavo.bench.ablation.measures import Measure, find_measure
 from octavo.bench.ablation.spec import AGAIN, AblationSpec
 from octavo.bench.intervals import Interval, Verdict, ratio_interval, verdict
+from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run, is_complete
 from octavo.bench.schema import migrated
-from octavo.bench.self_checks import a_a, failed_checks
+from octavo.bench.self_checks import TWICE, Checked, a_a, run_checks
 from octavo.bench.whole_files import write_whole
 from octavo.core.errors import ResultError
 
@@ -43,7 +44,6 @@ def _all_compared(content: dict[str, Any]) -> dict[str, Any]:
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _all_compared}  # of ablation.json; its runs have their own
 FILE = "ablation.json"
 NOT_YET = "its tokens are not compared yet"
-CHECKS_OF_TIME = ("step parts cover the steps", "sent on time", "Little's law")  # steps of a few ms, or a busy machine, can fail them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,7 @@ class AblationResult:
     runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)
     outputs: dict[str, dict[str, Outputs]] = field(default_factory=dict)  # by scenario and cell
     compared: dict[str, list[int]] = field(default_factory=dict)  # repeats whose tokens `outputs` tells of, by scenario
+    referenced: dict[str, list[int]] = field(default_factory=dict)  # of these, where baselines were put to the reference in fp32
     breakdowns: dict[str, dict[str, Breakdown]] = field(default_factory=dict)  # by scenario and cell
     broken: dict[str, str] = field(default_factory=dict)  # "scenario/cell/repeat": why that run ended
     finished: bool = False
@@ -96,6 +97,24 @@ class AblationResult:
     def of(self, scenario: str, cell: str) -> list[Run]:
         """Its repeats, in order."""
         return [self.runs[key] for key in sorted(self.runs) if key[:2] == (scenario, cell)]
+
+    def broken_repeats(self, scenario: str, cell: str) -> list[int]:
+        """Those whose run ended with an error, and left nothing."""
+        return [repeat for repeat in range(self.spec.repeats) if f"{scenario}/{cell}/{repeat}" in self.broken]
+
+    def lost(self, scenario: str, cell: str) -> list[Run]:
+        """Of the repeats that broke, what was asked for and has no answer.
+
+        The work is that of another cell in the same repeat, or, where none has it, as many requests of another repeat.
+        """
+        works = {repeat: run.work for (s, _, repeat), run in self.runs.items() if s == scenario}
+        found = []
+        for repeat in self.broken_repeats(scenario, cell) if works else ():
+            work = works.get(repeat, next(iter(works.values())))
+            reason = self.broken[f"{scenario}/{cell}/{repeat}"]
+            records = [RequestRecord.of_broken_run(work, index, reason) for index in range(len(work.items))]
+            found.append(Run(work=work, records=records, complete=False, stopped_by=reason))
+        return found
 
     def values(self, scenario: str, cell: str, measure: Measure) -> dict[int, float]:
         """By repeat."""
@@ -130,29 +149,40 @@ class AblationResult:
         """And of no cell an answer is missing that its parent has, or the other way round."""
         return all(outputs.hold for cells in self.outputs.values() for outputs in cells.values())
 
-    def failed_checks(self, *, of_time: bool) -> dict[str, list[str]]:
-        """By "scenario/cell/repeat", what does not hold in that run; `of_time` also by scenario, if its baseline differs from itself.
+    def checks(self) -> dict[str, list[Checked]]:
+        """By "scenario/cell/repeat" every self-check of that run, and by scenario those of its baseline against itself."""
+        found = {scenario: self._twice(scenario) for scenario in self.cells}
+        return found | {"/".join(map(str, key)): run_checks(run) for key, run in sorted(self.runs.items())}
 
-        Those `of_time` may be the machine's doing, others never are.
-        """
-        found = {scenario: texts for scenario in self.cells if of_time and (texts := self.unsteady(scenario))}
-        for key, run in sorted(self.runs.items()):
-            for one in failed_checks(run):
-                if (one.check in CHECKS_OF_TIME) is of_time:
-                    found.setdefault("/".join(map(str, key)), []).append(f"{one.check}: {one.text}")
-        return found
+    def failed_checks(self, *, of_time: bool) -> dict[str, list[str]]:
+        """Of `checks`, what does not hold. Those `of_time` may be the machine's doing, others never are."""
+        found = {
+            where: [f"{one.check}: {one.problem}" for one in checks if one.problem and one.of_time is of_time]
+            for where, checks in self.checks().items()
+        }
+        return {where: problems for where, problems in found.items() if problems}
 
     def unsteady(self, scenario: str) -> list[str]:
         """By how much the baseline differs from itself, in each measure that is compared and in which it is more than 3 %."""
-        again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)
-        if again is None or again.parent is None:
-            return []
+        return [one.problem for one in self._twice(scenario) if one.problem]
+
+    def _twice(self, scenario: str) -> list[Checked]:
+        again = self._again(scenario)
+        if again is None:
+            return [Checked(TWICE, not_applicable="the baseline was not run twice")]
         found = []
         for measure in map(find_measure, self.spec.compared):
-            one, other = (self.values(scenario, name, measure) for name in (again.parent, again.name))
+            one, other = (self.values(scenario, name, measure) for name in (str(again.parent), again.name))
             if both := sorted(one.keys() & other.keys()):
-                found.append(a_a([one[repeat] for repeat in both], [other[repeat] for repeat in both], what=measure.name))
-        return [text for text in found if text is not None]
+                problem = a_a([one[repeat] for repeat in both], [other[repeat] for repeat in both], what=measure.name)
+                found.append(Checked(TWICE, problem=problem or ""))
+            else:
+                found.append(Checked(TWICE, not_applicable=f"no repeat of both has run: {measure.name}"))
+        return found
+
+    def _again(self, scenario: str) -> CellInfo | None:
+        """The baseline's second run."""
+        return next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN) and cell.parent is not None), None)
 
     def comparisons(self, scenario: str, *, measures: Sequence[str] | None = None) -> list[Comparison]:
         """Every cell that has a parent, in these measures (default: the specification's); the noise floor's own is the last."""
@@ -162,16 +192,18 @@ class AblationResult:
         return [self._compare(scenario, cell, measure, floors[measure.name]) for cell in pairs for measure in measured]
 
     def _floor(self, scenario: str, measure: Measure) -> tuple[Interval | None, str]:
-        again = next((cell for cell in self.cells.get(scenario, []) if cell.name.endswith(AGAIN)), None)
-        if again is None or again.parent is None:
+        again = self._again(scenario)
+        if again is None:
             return None, "the baseline was not run twice"
-        return self._interval(scenario, again.name, again.parent, measure)
+        return self._interval(scenario, again.name, str(again.parent), measure)
 
     def _compare(self, scenario: str, cell: CellInfo, measure: Measure, noise: tuple[Interval | None, str]) -> Comparison:
         parent, (floor, no_floor) = str(cell.parent), noise
-        interval, problem = None, self._why_not(scenario, cell.name) if self._is_compared(scenario, cell.name) else NOT_YET
+        interval, problem = None, self._broke(scenario, cell.name, parent) or NOT_YET
         if self.holds(scenario, cell.name):
             interval, problem = self._interval(scenario, cell.name, parent, measure)
+        elif self._is_compared(scenario, cell.name):
+            problem = self._why_not(scenario, cell.name)
         if interval is not None and floor is None:
             problem = f"there is no noise floor: {no_floor}"
         found: Verdict = "too noisy to say"
@@ -196,7 +228,9 @@ class AblationResult:
         return f"tokens cannot be compared: {found.missing}" if found.agree else "its tokens are not the parent's"
 
     def _interval(self, scenario: str, cell: str, parent: str, measure: Measure) -> tuple[Interval | None, str]:
-        """Over the repeats that both have."""
+        """Over the repeats that both have; none where one of them broke in a repeat, since those that did not are a choice of the best."""
+        if problem := self._broke(scenario, cell, parent):
+            return None, problem
         mine, theirs = self.values(scenario, cell, measure), self.values(scenario, parent, measure)
         if not mine.keys() & theirs.keys():
             return None, "no repeat that both have"
@@ -211,6 +245,11 @@ class AblationResult:
         except ValueError:
             return None, f"{measure.name} is not a number above 0 in every repeat (requests failed, or there are none of that class)"
 
+    def _broke(self, scenario: str, cell: str, parent: str) -> str:
+        """How many repeats of either broke, in words; empty if none did."""
+        counts = [(len(self.broken_repeats(scenario, name)), name) for name in (cell, parent)]
+        return ", ".join(f"{count} repeat{'s' * (count > 1)} of {name} broke" for count, name in counts if count)
+
     def _failures(self, scenario: str, cell: str, repeats: Sequence[int]) -> int:
         return sum(not record.succeeded for repeat in repeats for record in self.runs[scenario, cell, repeat].records)
 
@@ -224,6 +263,7 @@ class AblationResult:
             "cells": _CELLS.dump_python(self.cells, mode="json"),
             "outputs": _OUTPUTS.dump_python(self.outputs, mode="json"),
             "compared": self.compared,
+            "referenced": self.referenced,
             "breakdowns": _BREAKDOWNS.dump_python(self.breakdowns, mode="json"),
             "broken": self.broken,
             "finished": self.finished,
@@ -241,11 +281,13 @@ class AblationResult:
         """Read a folder, finished or not. Raises ResultError where it is none, or of a newer version."""
         folder = Path(folder)
         content = _read(folder / FILE)
+        compared = dict(content["compared"])
         result = cls(
             spec=AblationSpec.model_validate(content["spec"]),
             cells=_CELLS.validate_python(content["cells"]),
             outputs=_OUTPUTS.validate_python(content["outputs"]),
-            compared=dict(content["compared"]),
+            compared=compared,
+            referenced=dict(content.get("referenced", {name: repeats[:1] for name, repeats in compared.items()})),
             breakdowns=_BREAKDOWNS.validate_python(content["breakdowns"]),
             broken=dict(content["broken"]),
             finished=bool(content["finished"]),

@@ -28,8 +28,6 @@ from octavo.bench.ablation.works import scenario_work
 from octavo.bench.drive import drive
 from octavo.bench.identity import differences, identify
 from octavo.bench.interrupts import RunFailed
-from octavo.bench.memory_table import full_step
-from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
 from octavo.bench.step_log import StepLog
 from octavo.bench.work import Work
@@ -42,6 +40,7 @@ Told = Callable[[str, int, int], object]
 
 WARMUP_SEED = 1_000_000  # of work that no repeat has
 WARMUP_TOKENS = 4
+REFERENCE_SHARE = 0.1  # of the time of a repeat's runs, that putting baselines to the reference may take in each further repeat
 SAME = ("versions", "model_revision", "device", "driver", "cpu", "cores", "threads")  # of an Identity, in all runs of an ablation
 
 
@@ -73,6 +72,8 @@ class _Ablation:
         self.total = 0
         self.found: dict[str, dict[str, Outputs]] = {}  # of the tokens compared since this began, by scenario and cell
         self.compared: dict[str, list[int]] = {}  # repeats of which they are
+        self.referenced: dict[str, list[int]] = {}  # of these, where baselines were put to the reference
+        self.reference_is_dear: dict[str, bool] = {}  # by scenario: it took more than its share
 
     def prepare(self) -> None:
         """Find every mistake that can be found before the first run."""
@@ -84,7 +85,8 @@ class _Ablation:
             self.cells[scenario], self.result.cells[scenario] = prepare(self.engines, self.spec, scenario)
             work = self._work(scenario, 0)
             self._check_device(scenario, work)
-            self.total += self.spec.repeats * len(self.cells[scenario]) * len(work.items)
+            runs = self.spec.repeats * len(self.cells[scenario]) + sum(not cell.name.endswith(AGAIN) for cell in self.cells[scenario])
+            self.total += runs * len(work.items)
         self.result.save(self.folder)
 
     def _check_device(self, scenario: str, work: Work) -> None:
@@ -116,25 +118,30 @@ class _Ablation:
 
     def _break_down(self, scenario: str, cell: Cell) -> None:
         """One more run of each cell, with timers, which is not among those that are compared."""
-        runs, known = self.result.of(scenario, cell.name), self.result.breakdowns.setdefault(scenario, {})
-        if cell.name in known or cell.name.endswith(AGAIN) or not runs:
+        if cell.name.endswith(AGAIN):
             return
-        self.told(f"{scenario}: the parts of {cell.name}'s steps", self.over, self.total)
+        runs, known = self.result.of(scenario, cell.name), self.result.breakdowns.setdefault(scenario, {})
         load, where = self.spec.scenarios[scenario].load, f"{scenario}/{cell.name}/parts"
-        try:
-            known[cell.name] = break_down(
-                self.engines,
-                cell.config,
-                self._work(scenario, 0),
-                load=load,
-                warm_up=lambda built: self._warm_up(built, scenario),
-                runs=runs,
-            )
-        except Exception as error:
-            self.result.broken[where] = f"{type(error).__name__}: {error}"
-        else:
-            self.result.broken.pop(where, None)
-        self.result.save(self.folder)
+        work, before, text = self._work(scenario, 0), self.over, f"{scenario}: the parts of {cell.name}'s steps"
+        if cell.name not in known and runs:
+            self.told(text, self.over, self.total)
+            try:
+                known[cell.name] = break_down(
+                    self.engines,
+                    cell.config,
+                    work,
+                    load=load,
+                    warm_up=lambda built: self._warm_up(built, scenario),
+                    progress=lambda record: self._ended(text),
+                    runs=runs,
+                )
+            except Exception as error:
+                self.result.broken[where] = f"{type(error).__name__}: {error}"
+            else:
+                self.result.broken.pop(where, None)
+            self.result.save(self.folder)
+        self.over = before + len(work.items)
+        self.told(text, self.over, self.total)
 
     # -------------------------------------------------------------------- one run
 
@@ -144,7 +151,7 @@ class _Ablation:
         if key not in self.result.runs:
             self.result.broken.pop(where, None)
             shutil.rmtree(run_folder(self.folder, key, among="broken"), ignore_errors=True)
-            self._tell(scenario, cell.name, repeat)
+            self.told(self._text(scenario, cell.name, repeat), self.over, self.total)
             try:
                 with self.engines.open(cell.config) as built:
                     self.result.add(self.folder, key, self._measure(built, scenario, cell, repeat, work))
@@ -155,23 +162,25 @@ class _Ablation:
         self.over = before + len(work.items)
 
     def _measure(self, built: BuiltEngine, scenario: str, cell: Cell, repeat: int, work: Work) -> Run:
-        engine, load = built.engine, self.spec.scenarios[scenario].load
+        engine, load, text = built.engine, self.spec.scenarios[scenario].load, self._text(scenario, cell.name, repeat)
         self._warm_up(built, scenario)
-
-        def ended(record: RequestRecord) -> None:
-            self.over += 1
-            self._tell(scenario, cell.name, repeat)
-
         engine.kv.reset()
         identity, meter = identify(built, work), self.engines.meter(cell.config)
-        meter.begin(num_tokens=full_step(built.config))
+        meter.begin(built)
         run = Run(work=work, records=[], identity=identity, settings=load.model_dump(mode="json", exclude_none=True))
         gc.collect()
         with collecting_no_garbage():
             log = StepLog(engine.clock.now())
             with log.watching(engine):
                 try:
-                    run.records = drive(engine, work, concurrency=load.concurrency, zero=log.zero, timeout_s=load.timeout_s, progress=ended)
+                    run.records = drive(
+                        engine,
+                        work,
+                        concurrency=load.concurrency,
+                        zero=log.zero,
+                        timeout_s=load.timeout_s,
+                        progress=lambda record: self._ended(text),
+                    )
                 except RunFailed as failure:
                     run.records, run.complete, run.failed, run.stopped_by = failure.records, False, True, str(failure)
                     run.steps = log.lines
@@ -199,8 +208,13 @@ class _Ablation:
             encode=None if loaded.tokenizer is None else loaded.tokenizer.encode,
         )
 
-    def _tell(self, scenario: str, cell: str, repeat: int) -> None:
-        self.told(f"{scenario}: {cell} {repeat + 1}/{self.spec.repeats}", self.over, self.total)
+    def _text(self, scenario: str, cell: str, repeat: int) -> str:
+        return f"{scenario}: {cell} {repeat + 1}/{self.spec.repeats}"
+
+    def _ended(self, text: str) -> None:
+        """One more request is over."""
+        self.over += 1
+        self.told(text, self.over, self.total)
 
     # --------------------------------------------------------------------- tokens
 
@@ -212,12 +226,19 @@ class _Ablation:
             return
         load = self.spec.scenarios[scenario].load
         say = lambda text: self.told(f"{scenario}: comparing tokens, {text}", self.over, self.total)  # noqa: E731
+        baselines = repeat == 0 or not self.reference_is_dear.get(scenario, False)
         with Verifier(self.engines, cells, concurrency=load.concurrency, say=say) as verifier:
-            found = verifier.check(work, records) if repeat == 0 else verifier.check_again(work, records)
+            found = verifier.check(work, records) if repeat == 0 else verifier.check_again(work, records, baselines=baselines)
         known, compared = self.found.setdefault(scenario, {}), self.compared.setdefault(scenario, [])
         for name, outputs in found.items():
             known[name] = known[name].joined(outputs) if name in known else outputs
         compared.append(repeat)
+        referenced = self.referenced.setdefault(scenario, [])
+        if any(cell.parent is None and cell.name in found and found[cell.name].exact is not None for cell in cells):
+            referenced.append(repeat)
+            ran = sum(run.duration for (s, _, r), run in self.result.runs.items() if (s, r) == (scenario, repeat))
+            self.reference_is_dear[scenario] = verifier.reference_s > REFERENCE_SHARE * ran
         # What an earlier start has compared stands until as much is compared anew, or something differs.
         if set(self.result.compared.get(scenario, ())) <= set(compared) or not all(outputs.agree for outputs in known.values()):
             self.result.outputs[scenario], self.result.compared[scenario] = dict(known), list(compared)
+            self.result.referenced[scenario] = list(referenced)

@@ -19,13 +19,14 @@ Must not know: engines, which plugins and workloads exist, torch.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from octavo.core.errors import InvalidOptionsError
 from octavo.core.suggest import did_you_mean
@@ -60,8 +61,15 @@ class LoadSpec(_Strict):
 
     concurrency: int | None = Field(None, ge=1, description="requests under way at once")
     rate: float | None = Field(None, gt=0, description="requests a second")
-    burstiness: float = Field(1.0, gt=0, description="shape of the gaps' gamma distribution; 1: Poisson, smaller: in bursts")
+    burstiness: float = Field(
+        1.0, gt=0, allow_inf_nan=True, description="shape of the gaps' gamma distribution; 1: Poisson, smaller: in bursts, inf: even gaps"
+    )
     timeout_s: float | None = Field(None, gt=0, description="seconds after which a request ends with what it has, and counts as failed")
+
+    @field_serializer("burstiness", when_used="json")
+    def _written(self, burstiness: float) -> float | str:
+        """JSON has no number for infinity; the word is read as it."""
+        return "inf" if math.isinf(burstiness) else burstiness
 
     @model_validator(mode="after")
     def _one_loop(self) -> Self:

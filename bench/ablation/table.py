@@ -6,22 +6,28 @@ Must not know: engines, files.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from octavo.bench.ablation.agreement import Outputs
 from octavo.bench.ablation.breakdown import Breakdown
 from octavo.bench.ablation.claims import headline, judge
+from octavo.bench.ablation.identity_table import measured_with
+from octavo.bench.ablation.latency_table import failures, latencies
 from octavo.bench.ablation.result import AblationResult, CellInfo, Comparison
+from octavo.bench.ablation.roofline_table import rooflines
 from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import CellSummary, Speed, summarise
+from octavo.bench.check_lines import check_lines
+from octavo.bench.markdown import UNKNOWN, p99, table, time
+from octavo.bench.records import BROKEN
 from octavo.bench.runs import Run
 from octavo.bench.stability import NAMES, in_words
 
-UNKNOWN = "-"
 GIB = 1 << 30
 
 
 def markdown(result: AblationResult, *, notes: Sequence[str] = (), figures: Mapping[str, Sequence[str]] | None = None) -> str:
-    """All of it: per scenario what was run, the tokens, figures, ratios; then claims, and what broke.
+    """All of it: per scenario what was run, the tokens, figures, ratios; then claims, self-checks, what broke, and what it was run with.
 
     `notes` are lines to stand before everything, `figures` lines to stand after a scenario's tables, by scenario.
     """
@@ -35,14 +41,12 @@ def markdown(result: AblationResult, *, notes: Sequence[str] = (), figures: Mapp
     if spec.claims:
         rows = [[headline(one.claim), one.outcome, one.found] for one in judge(result)]
         lines += ["## What must hold", "", *table(["claim", "outcome", "found"], rows), ""]
-    doubts: list[str] = []
-    for of_time in (True, False):
-        failed = result.failed_checks(of_time=of_time)
-        doubts += [f"* {where}: {problem}" for where, problems in failed.items() for problem in problems]
-    if doubts:
-        lines += ["## Self-checks that failed", "", *doubts, ""]
+    if result.runs:
+        lines += ["## Self-checks", "", *check_lines(result.checks()).markdown, ""]
     if result.broken:
         lines += ["## Runs that broke", "", *(f"* {where}: {reason}" for where, reason in result.broken.items()), ""]
+    if measured := measured_with(result):
+        lines += ["## Measured with", "", *measured, ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -55,15 +59,21 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     lines = [f"## {scenario}: {given.workload.count} x {given.workload.kind}{sizes}; {how}", ""]
     lines += [_pool(cells), ""] if cells else []
     lines += ["Tokens, compared before any speed:", "", *_tokens(result, scenario), ""]
-    figures = {cell.name: summarise(runs) for cell in cells if (runs := result.of(scenario, cell.name))}
-    lines += [*table(FIGURES, [_figures(result, scenario, cell, figures[cell.name]) for cell in cells if cell.name in figures]), ""]
+    lost = {cell.name: result.lost(scenario, cell.name) for cell in cells}
+    figures = {cell.name: summarise(runs, lost=lost[cell.name]) for cell in cells if (runs := result.of(scenario, cell.name))}
+    lines += [*_all_figures(result, scenario, cells, figures), ""]
     lines += [*table(RATIOS, [_ratio(one) for one in result.comparisons(scenario)]), ""]
+    lines += [*latencies({name: found for name, found in figures.items() if result.holds(scenario, name)}), ""]
+    if failed := failures({cell.name: [*result.of(scenario, cell.name), *lost[cell.name]] for cell in cells}):
+        lines += [*failed, ""]
     stable = [[cell.name, *in_words(figures[cell.name].stability).values()] for cell in cells if cell.name in figures]
     lines += [*table(["cell", *NAMES.values()], stable), ""]
     lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
     lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name)))]), ""]
     known = result.breakdowns.get(scenario, {})
     lines += table(PARTS, [_parts(cell, figures[cell.name], known.get(cell.name)) for cell in cells if cell.name in figures])
+    if reached := rooflines({cell.name: known[cell.name] for cell in cells if cell.name in known}):
+        lines += ["", *reached]
     lines += _groups(result, scenario, figures)
     return lines
 
@@ -80,7 +90,7 @@ def _tokens(result: AblationResult, scenario: str) -> list[str]:
     lines = []
     for cell in result.cells[scenario]:
         outputs = result.outputs.get(scenario, {}).get(cell.name)
-        against = "the fp32 reference" if cell.parent is None else cell.parent
+        against = cell.parent if cell.parent is not None else f"the fp32 reference{_referenced(result, scenario)}"
         if cell.left_out:
             lines.append(f"* {cell.name}: left out: {' '.join(cell.left_out.split())}")
         elif outputs is None:
@@ -91,47 +101,73 @@ def _tokens(result: AblationResult, scenario: str) -> list[str]:
     return lines
 
 
+def _referenced(result: AblationResult, scenario: str) -> str:
+    """In which repeats."""
+    repeats = result.referenced.get(scenario, [])
+    return f" (repeat {', '.join(str(repeat + 1) for repeat in repeats)} of {result.spec.repeats})" if repeats else ""
+
+
 SPEEDS = ["tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "E2E p50"]
-FIGURES = ["cell", "change", *SPEEDS, "batch", "most at once", "queue", "hits", "preempted", "failed"]
+LOSSY = ["agreement", "perplexity (parent's)"]
+FIGURES = ["batch", "most at once", "queue", "hits", "preempted", "failed"]
+SAID = "Agreement: tokens that are the fp32 reference's first choice. Perplexity: of the parent's answers, by the cell and by its parent."
 
 
-def _figures(result: AblationResult, scenario: str, cell: CellInfo, found: CellSummary) -> list[str]:
-    speeds = [UNKNOWN] * len(SPEEDS)
-    if result.holds(scenario, cell.name):
-        speeds = _speeds(found.speed)
+def _all_figures(result: AblationResult, scenario: str, cells: Sequence[CellInfo], figures: Mapping[str, CellSummary]) -> list[str]:
+    """A line a cell; how good its tokens are beside how fast they came, where some cell does not compute what its parent computes."""
+    outputs = result.outputs.get(scenario, {})
+    lossy = LOSSY if any(one.lossy is not None for one in outputs.values()) else []
+    rows = []
+    for cell in cells:
+        kind = cell.change or ("noise floor" if cell.name.endswith(AGAIN) else "baseline")
+        quality = _quality(outputs.get(cell.name)) if lossy else []
+        if (found := figures.get(cell.name)) is not None:
+            speeds = _speeds(found.speed) if result.holds(scenario, cell.name) else [UNKNOWN] * len(SPEEDS)
+            rows.append([cell.name, kind, *speeds, *quality, *_figures(found)])
+        elif count := sum(len(run.records) for run in result.lost(scenario, cell.name)):
+            unknown = [UNKNOWN] * (len(SPEEDS) + len(lossy) + len(FIGURES) - 1)
+            rows.append([cell.name, kind, *unknown, _failed({BROKEN: count}, count)])
+    return [*table(["cell", "change", *SPEEDS, *lossy, *FIGURES], rows), *(["", SAID] if lossy else [])]
+
+
+def _quality(outputs: Outputs | None) -> list[str]:
+    """Of a cell in 16 bits, or with a lossy part."""
+    lossy = None if outputs is None else outputs.lossy
+    if lossy is None or not lossy.rounding.tokens:
+        return [UNKNOWN] * len(LOSSY)
+    perplexities = "" if math.isnan(lossy.perplexity) else f"{lossy.perplexity:.3f} ({lossy.parent_perplexity:.3f})"
+    return [f"{100 * (1 - lossy.rounding.rate):.2f} %", perplexities or UNKNOWN]
+
+
+def _figures(found: CellSummary) -> list[str]:
     return [
-        cell.name,
-        cell.change or ("noise floor" if cell.name.endswith(AGAIN) else "baseline"),
-        *speeds,
         f"{found.mean_batch:.1f}",
         str(found.peak_running),
         f"{found.mean_waiting:.1f}",
         f"{100 * found.hit_rate:.0f} %",
         str(found.preemptions),
-        _failed(found),
+        _failed(found.failures, found.speed.requests),
     ]
 
 
 def _speeds(speed: Speed) -> list[str]:
-    latencies = speed.latencies
-    picked = [("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("itl", "p50"), ("itl", "p99"), ("e2el", "p50")]
+    ttft, itl = speed.latencies["ttft"], speed.latencies["itl"]
     return [
         f"{speed.output_tok_per_s:.1f}",
         f"{speed.req_per_s:.2f}",
-        *(_seconds(getattr(latencies[name], figure)) for name, figure in picked),
+        time(ttft.p50),
+        p99(ttft.p99, count=min(ttft.counts)),
+        time(speed.latencies["tpot"].p50),
+        time(itl.p50),
+        p99(itl.p99, count=min(itl.counts)),
+        time(speed.latencies["e2el"].p50),
     ]
 
 
-def _seconds(value: float) -> str:
-    if not math.isfinite(value):
-        return "never" if value > 0 else UNKNOWN
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _failed(found: CellSummary) -> str:
-    if not found.failures:
+def _failed(kinds: Mapping[str, int], requests: int) -> str:
+    if not kinds:
         return "0"
-    return f"{sum(found.failures.values())} of {found.speed.requests} ({', '.join(f'{n} {name}' for name, n in found.failures.items())})"
+    return f"{sum(kinds.values())} of {requests} ({', '.join(f'{n} {name}' for name, n in kinds.items())})"
 
 
 RATIOS = ["cell", "parent", "measure", "ratio [95 %]", "noise floor", "verdict"]
@@ -171,21 +207,24 @@ def _memory(cell: CellInfo, runs: Sequence[Run]) -> list[str]:
 
 
 TIMED = ["schedule", "inputs", "forward", "sample", "apply"]
-PARTS = (
-    ["cell", "steps", *TIMED, "of forward: attention", "linear", "rest", "of the roofline: decode", "prompts", "gaps with a prefill"]
-)  # fmt: skip
+PARTS = ["cell", "steps", "ms a step", *TIMED, "of forward: attention", "linear", "rest", "gaps with a prefill"]
 
 
 def _parts(cell: CellInfo, found: CellSummary, breakdown: Breakdown | None) -> list[str]:
-    shares = [f"{100 * found.step_shares.get(name, 0.0):.1f} %" for name in TIMED]
-    forward, reached = [UNKNOWN] * 3, [UNKNOWN] * 2
-    if breakdown is not None and breakdown.forward.forward:
-        parts = breakdown.forward
-        forward = [f"{100 * one / parts.forward:.1f} %" for one in (parts.attention, parts.linear, parts.rest)]
+    """Shares, and ms of a step on average; those of the forward pass by the shares that a run with timers gave."""
+    spent = found.step_seconds
+    parts = [_part(found.step_shares.get(name, 0.0), spent.get(name, 0.0)) for name in TIMED]
+    forward = [UNKNOWN] * 3
+    if breakdown is not None and (whole := breakdown.forward.forward):
+        shares = [one / whole for one in (breakdown.forward.attention, breakdown.forward.linear, breakdown.forward.rest)]
+        forward = [_part(share, share * spent.get("forward", 0.0)) for share in shares]
         forward[1] = forward[1] if breakdown.knows_linears else UNKNOWN
-        kinds = breakdown.roofline
-        reached = [f"{100 * kinds[kind].share:.0f} %" if kind in kinds else UNKNOWN for kind in ("decode", "prompts")]
-    return [cell.name, f"{found.steps:.0f}", *shares, *forward, *reached, f"{100 * found.gaps_with_prefill:.1f} %"]
+    whole_step = f"{1000 * sum(spent.values()):.2f}"
+    return [cell.name, f"{found.steps:.0f}", whole_step, *parts, *forward, f"{100 * found.gaps_with_prefill:.1f} %"]
+
+
+def _part(share: float, seconds: float) -> str:
+    return f"{100 * share:.1f} % ({1000 * seconds:.2f} ms)"
 
 
 def _device(result: AblationResult) -> list[str]:
@@ -215,13 +254,3 @@ def _groups(result: AblationResult, scenario: str, figures: dict[str, CellSummar
         ]
         lines += ["", *table(["cell", head, *SPEEDS, "failed"], rows)] if rows else []
     return lines
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table whose columns line up; nothing where there are no rows."""
-    lines = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
-    if len(lines) == 1:
-        return []
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    written = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines]
-    return [written[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *written[1:]]

@@ -2,7 +2,8 @@
 
 In fp32 the repeats' own answers are compared. A cell that ran in 16 bits is run once more in fp32 for that, with the first repeat's work,
 and its 16-bit answers are teacher-forced through the fp32 reference beside those of the naive kernel in the same type, in each repeat. A
-baseline, which has no parent, is compared with the reference itself. Must not know: files, how results are shown.
+baseline, which has no parent, is compared with the reference itself: in the first repeat, and again in a further one if that is asked for,
+since where prompts are long the reference takes as long as a cell does. Must not know: files, how results are shown.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Verifier:
         self._concurrency = concurrency
         self._say = say
         self._open = ExitStack()
+        self.reference_s = 0.0  # that the reference has taken for fp32 baselines
 
     def __enter__(self) -> Self:
         some = next(iter(self._cells.values())).config
@@ -54,9 +56,14 @@ class Verifier:
         exact = {name: self._in_fp32(name, work, measured[name]) for name in self._cells}
         return {name: Outputs(exact=self._exact(name, work, exact), lossy=self._lossy(name, work, measured)) for name in self._cells}
 
-    def check_again(self, work: Work, measured: Mapping[str, Records]) -> dict[str, Outputs]:
-        """Of a further repeat, what needs no run of a cell: fp32 where it and its parent computed in it, and the 16-bit answers."""
-        exact = [name for name, cell in self._cells.items() if cell.parent and self.is_exact(name) and self.is_exact(cell.parent)]
+    def check_again(self, work: Work, measured: Mapping[str, Records], *, baselines: bool) -> dict[str, Outputs]:
+        """Of a further repeat, what needs no run of a cell: fp32 where it and its parent computed in it, and the 16-bit answers.
+
+        `baselines`: those in fp32 by the reference, too.
+        """
+        exact = [
+            name for name, cell in self._cells.items() if self.is_exact(name) and (self.is_exact(cell.parent) if cell.parent else baselines)
+        ]
         found = {name: Outputs(exact=self._exact(name, work, measured)) for name in exact}
         for name in self._cells:
             if not self.is_exact(name):
@@ -90,7 +97,10 @@ class Verifier:
             return None
         if parent is None:
             self._say(f"{name} by the fp32 reference")
-            return self._forced(work, mine)
+            begun = self._reference.clock.now()
+            forced = self._forced(work, mine)
+            self.reference_s += self._reference.clock.now() - begun
+            return forced
         expected = records[parent]
         return None if expected is None else compare(work, expected, mine, distance=self._distance)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import summarise
-from octavo.bench.ablation.table import markdown, table
+from octavo.bench.ablation.table import markdown
 from octavo.bench.reports.doubts import CONTRADICTION, TOO_BUSY, warning
 from octavo.bench.reports.drawing import KV_FILLS, PART_FILLS
 from octavo.bench.reports.load_plots import latency_curves, queue_and_batch
 from octavo.bench.reports.ratio_plots import ratios
 from octavo.bench.reports.report import Report
-from octavo.bench.reports.run_report import identity_rows, resolution
+from octavo.bench.reports.run_report import resolution
 from octavo.bench.reports.shares import in_percent, kv_over_time, kv_shares, share_bars
 
 
@@ -26,19 +26,15 @@ def ablation_report(result: AblationResult, *, plots: bool = True) -> Report:
         notes += ["> **Not finished**: the figures are of what was done; `octavo ablate --resume` goes on.", ""]
     figures = {scenario: _figures(report, result, scenario) for scenario in result.cells} if plots else {}
     report.lines += markdown(result, notes=notes, figures=figures).splitlines()
-    first = next(iter(result.runs.values()), None)
-    if first is not None and first.identity is not None:
-        rows = [row for row in identity_rows(first.identity, first) if row[0] not in ("stack", "config", "load", "workload")]
-        report.lines += ["", "## Measured with", "", *table(["", ""], rows)]
     return report
 
 
 def _doubts(result: AblationResult) -> list[str]:
     """Which checks failed, before any figure; at most a few of each kind, since all of them stand at the end."""
+    failed = [(where, one) for where, checks in result.checks().items() for one in checks if one.problem]
     lines = []
     for of_time, said in ((False, CONTRADICTION), (True, TOO_BUSY)):
-        failed = [f"{where}: {problem}" for where, problems in result.failed_checks(of_time=of_time).items() for problem in problems]
-        lines += warning(said, failed)
+        lines += warning(said, [f"{where}: {one.check}: {one.problem}" for where, one in failed if one.of_time is of_time])
     return lines
 
 
@@ -59,7 +55,7 @@ def _figures(report: Report, result: AblationResult, scenario: str) -> list[str]
             "band is what the baseline differs from itself, either way; a full point has its interval "
             "outside of it, a hollow one says nothing.",
         )
-    held = {name: result.of(scenario, name) for name in cells if result.holds(scenario, name)}
+    held = {name: [*result.of(scenario, name), *result.lost(scenario, name)] for name in cells if result.holds(scenario, name)}
     if held:
         caption = "Cumulative distributions over all repeats. A failed request counts as infinitely late: its line ends below 100 %."
         lines += report.figure(f"{scenario} latencies", latency_curves(held, floor=floor), caption)

@@ -52,7 +52,7 @@ PAGE = """<!DOCTYPE html>
 </html>
 """
 
-NUMBER = re.compile(r"[-+]?(\d[\d,.]*|never|inf|-)( ?(%|ms|s|x|GiB|MiB))?")
+NUMBER = re.compile(r"[-+]?(\d[\d,.]*|never|inf|-)( ?(%|ms|s|x|GiB|MiB))?( \*| \(\d[\d.]*( ms)?\))?")
 
 SHORT = 26  # letters: a column without a longer text is not broken into lines
 

@@ -5,14 +5,13 @@ Must not know: engines, files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from octavo.bench.ablation.result import CHECKS_OF_TIME
-from octavo.bench.ablation.table import table
+from octavo.bench.check_lines import check_lines
 from octavo.bench.distribution import Distribution
 from octavo.bench.identity import Identity, ServerIdentity
+from octavo.bench.markdown import FEW_VALUES, p99, table, time
 from octavo.bench.metrics import Metrics, by_class, by_prompt_length, measure
 from octavo.bench.records import RequestRecord
 from octavo.bench.reports.doubts import CONTRADICTION, TOO_BUSY, warning
@@ -21,7 +20,7 @@ from octavo.bench.reports.load_plots import latency_curves, queue_and_batch
 from octavo.bench.reports.report import Report
 from octavo.bench.reports.shares import kv_over_time, kv_shares, share_bars
 from octavo.bench.runs import Run
-from octavo.bench.self_checks import failed_checks
+from octavo.bench.self_checks import failed_checks, run_checks
 from octavo.bench.stability import in_words, stability
 
 GIB = 1 << 30
@@ -57,6 +56,7 @@ def run_report(run: Run, *, plots: bool = True) -> Report:
         lines += ["## Memory", "", *table(["of " + run.memory.device, "size", "share"], rows), ""]
         if run.accounted is not None and run.accounted.saved_slots:
             lines += [f"Sharing spares {run.memory.saving(run.accounted.saved_slots)}.", ""]
+    lines += ["## Self-checks", "", *check_lines({"": run_checks(run)}).markdown, ""]
     lines += ["## Measured with", "", *table(["", ""], identity_rows(run.identity, run)), ""]
     return report
 
@@ -77,7 +77,7 @@ def _parts(run: Run) -> list[str]:
 def _doubts(run: Run) -> list[str]:
     lines = []
     for of_time, said in ((False, CONTRADICTION), (True, TOO_BUSY)):
-        failed = [f"{one.check}: {one.text}" for one in failed_checks(run) if (one.check in CHECKS_OF_TIME) is of_time]
+        failed = [f"{one.check}: {one.problem}" for one in failed_checks(run) if one.of_time is of_time]
         lines += warning(said, failed)
     return lines
 
@@ -94,18 +94,15 @@ def _speed(found: Metrics) -> list[str]:
         ["preemptions", f"{found.preemptions}"],
     ]
     latencies = [[label, *_latency(getattr(found, name))] for name, label in LATENCIES.items()]
-    return [*table(["", ""], rows), "", *table(["latency", "mean", "p50", "p95", "p99"], latencies)]
+    marked = any(row[4].endswith("*") for row in latencies)
+    heads = ["latency", "mean", "p50", "p95", "p99", "values"]
+    return [*table(["", ""], rows), "", *table(heads, latencies), *(["", FEW_VALUES] if marked else [])]
 
 
 def _latency(found: Distribution) -> list[str]:
-    return [seconds(found.mean), *(seconds(found.percentile(percent)) for percent in (50, 95, 99))]
-
-
-def seconds(value: float) -> str:
-    """As it is printed; "never" where so many requests failed."""
-    if not math.isfinite(value):
-        return "never" if value > 0 else "-"
-    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
+    count = len(found) + found.missing
+    figures = [time(value, digits=1) for value in (found.mean, found.percentile(50), found.percentile(95))]
+    return [*figures, p99(found.percentile(99), count=count, digits=1), f"{count}"]
 
 
 def _groups(name: str, groups: dict[str, Metrics]) -> list[str]:
@@ -116,8 +113,8 @@ def _groups(name: str, groups: dict[str, Metrics]) -> list[str]:
             f"{found.requests}",
             f"{found.succeeded}",
             f"{found.output_throughput:.1f}",
-            *(seconds(getattr(found, field).percentile(percent)) for field in ("ttft", "itl") for percent in (50, 99)),
-            seconds(found.e2el.median),
+            *(time(getattr(found, field).percentile(percent), digits=1) for field in ("ttft", "itl") for percent in (50, 99)),
+            time(found.e2el.median, digits=1),
         ]
         for group, found in groups.items()
     ]

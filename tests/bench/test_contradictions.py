@@ -62,6 +62,20 @@ def test_a_table_that_contradicts_itself(name: str) -> None:
     assert found is not None and words in found
 
 
+@pytest.mark.parametrize("name", ["max_concurrency", "concurrency"])
+def test_our_own_table_knows_how_many_were_sent_at_once(name: str) -> None:
+    """Over HTTP, where no steps are seen, it is what Little's law can be held against: more were in the system than a closed loop has."""
+    run = timed("paged", "continuous")
+    run.steps.clear()
+    check = CHECKS["the table agrees with itself"]
+    inside = sum(record.ended - record.sent for record in run.records) / run.duration
+    assert inside > 2
+    run.settings = {name: int(inside) - 1}
+    assert f"in the system on average, but at most {int(inside) - 1} were sent at once" in str(check(run))
+    run.settings = {name: int(inside) + 1}
+    assert check(run) is None
+
+
 def test_our_own_table_is_checked() -> None:
     """A run whose records say that a request took longer than all of them together."""
     run = timed("paged", "continuous")

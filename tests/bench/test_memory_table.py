@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from octavo.bench import memory_table as module
+from octavo.bench.ablation.engines import Engines
 from octavo.bench.ablation.table import markdown
 from octavo.bench.memory_table import MemoryMeter, MemoryTable, _forget_peak, full_step, resident_peak
 from octavo.bench.reports.run_report import run_report
 from octavo.core.assembly import BuiltEngine
+from octavo.core.settings.config import load_config
+from octavo.core.stack import Stack
+from octavo.core.torch_runner import TorchRunner
 from tests.bench.ablation.made import twice_as_fast
+from tests.bench.ablation.small import registry
 from tests.bench.measured import timed
 from tests.bench.test_identity import stack
+from tests.bench.test_self_checks import STACKS
 from tests.matrix.stacks import build
 from tests.models import tiny
 
@@ -40,7 +47,7 @@ def test_a_peak_is_of_what_came_since() -> None:
 def test_the_table_of_a_run(built: BuiltEngine) -> None:
     """Weights and pool are counted; the peak is at least what the process needs to hold them."""
     meter = MemoryMeter(built.loaded.model)
-    meter.begin(num_tokens=64)
+    meter.begin(built)
     block = np.ones(60 * MIB, dtype=np.int8)
     del block
     table = meter.table(built.pool)
@@ -53,23 +60,102 @@ def test_the_table_of_a_run(built: BuiltEngine) -> None:
 
 
 def test_activations_are_of_the_largest_step(built: BuiltEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward pass of so many tokens, once for each size; the next run of another size has its own figure."""
-    asked, peaks = [], iter([7 * MIB, 9 * MIB])
-    monkeypatch.setattr(module, "_forward", lambda model, num_tokens: asked.append(num_tokens))
+    """Once for each size and kernel; the next run of another one has its own figure."""
+    asked, peaks = [], iter([7 * MIB, 9 * MIB, 8 * MIB])
+    monkeypatch.setattr(module, "run_step", lambda engine, lengths: asked.append((engine, lengths)))
     meter = MemoryMeter(built.loaded.model)
     monkeypatch.setattr(meter, "_used", lambda: 0)
     monkeypatch.setattr(meter, "_highest", lambda: next(peaks))
+    shorter = build(tiny("llama_gqa"), stack(), max_num_seqs=4, max_model_len=48, num_kv_slots=512)
+    naive = build(tiny("llama_gqa"), kernel("naive"), max_num_seqs=4, max_model_len=64, num_kv_slots=512)
     found = []
-    for size in (full_step(built.config), 128, full_step(built.config)):
-        meter.begin(num_tokens=size)
+    for engine in (built, shorter, built, naive):
+        meter.begin(engine)
         found.append(meter.activations)
-    assert asked == [2048, 128] and found == [7 * MIB, 9 * MIB, 7 * MIB]
+    assert asked == [(built, (64,) * 4), (shorter, (48,) * 4), (naive, (64,) * 4)]
+    assert found == [7 * MIB, 9 * MIB, 7 * MIB, 8 * MIB]
+
+
+def test_the_largest_step() -> None:
+    """As many tokens as the budget and the seats allow, in prompts as long as the context."""
+    sizes = {"max_model_len": 64, "num_kv_slots": 512}
+    assert full_step(build(tiny("llama_gqa"), stack(), max_num_seqs=4, max_num_batched_tokens=150, **sizes).config) == (64, 64, 22)
+    assert full_step(build(tiny("llama_gqa"), stack(), max_num_seqs=4, max_num_batched_tokens=999, **sizes).config) == (64,) * 4
+    assert full_step(build(tiny("llama_gqa"), stack("continuous"), max_num_seqs=4, **sizes).config) == (64,)
+
+
+def kernel(name: str, allocator: str = "prefix") -> Stack:
+    """As `stack`, with that kernel, and torch's ops, which call it layer by layer."""
+    wanted = ("chunked", allocator, name, "torch")
+    return next(s for s in STACKS if (s.scheduler.name, s.allocator.name, s.kernel.name, s.ops.name) == wanted)
+
+
+KERNELS = sorted({(s.kernel.name, s.allocator.name) for s in STACKS if s.scheduler.name == "chunked" and s.allocator.name != "paged"})
+
+
+@pytest.mark.parametrize(("name", "allocator"), KERNELS)
+def test_a_full_step_goes_through_the_kernel(name: str, allocator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every layer, with every row's whole context; what attention takes is in the figure, and nothing is written to the pool."""
+    one = build(tiny("llama_gqa"), kernel(name, allocator), max_num_seqs=3, max_model_len=64, num_kv_slots=512, debug=False)
+    runner = one.engine.runner
+    assert isinstance(runner, TorchRunner)
+    seen: list[tuple[int, int, list[int]]] = []
+    real = runner.kernel.write_and_attend
+
+    def watched(q: Any, k: Any, v: Any, cache: Any, meta: Any, prepared: Any, layer: Any) -> Any:
+        seen.append((layer.index, len(q), meta.seq_lens.tolist()))
+        workspace = np.ones(40 * MIB, dtype=np.int8)
+        out = real(q, k, v, cache, meta, prepared, layer)
+        del workspace
+        return out
+
+    monkeypatch.setattr(runner.kernel, "write_and_attend", watched)
+    meter = MemoryMeter(one.loaded.model)
+    meter.begin(one)
+    assert seen == [(layer.index, 192, [64, 64, 64]) for layer in one.loaded.model.layers]
+    assert meter.activations > 35 * MIB
+    assert not any(tensor.any() for layer in runner.tensors.device for tensor in layer)
+    one.engine.close()
 
 
 def test_other_models_are_not_among_the_other(built: BuiltEngine) -> None:
     """Their weights are in the process too, and no part of what this model needs."""
     alone = MemoryMeter(built.loaded.model).other
-    assert MemoryMeter(built.loaded.model, beside=30 * MIB).other == pytest.approx(alone - 30 * MIB, abs=5 * MIB)
+    assert MemoryMeter(built.loaded.model, beside=lambda: 30 * MIB).other == pytest.approx(alone - 30 * MIB, abs=5 * MIB)
+
+
+def test_a_model_that_is_loaded_between_two_runs_is_not_in_the_peak(built: BuiltEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference, for example: the process holds its weights from then on, and none of the cells needs them."""
+    others = 0
+    meter = MemoryMeter(built.loaded.model, beside=lambda: others)
+    monkeypatch.setattr(meter, "_highest", lambda: 900 * MIB + others)
+    first = meter.table(built.pool).peak
+    others = 500 * MIB
+    assert meter.table(built.pool).peak == first == 900 * MIB
+
+
+def test_an_engine_leaves_nothing_to_the_next_ones_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it freed goes back to the system when it is closed."""
+    order: list[str] = []
+    engines = Engines(registry())
+    overrides = {"model": {"source": str(tiny("llama_gqa"))}, "engine": {"device": "cpu", "max_model_len": 64, "num_kv_slots": 128}}
+    with engines.open(load_config(engines.registry, environ={}, overrides=overrides)) as one:
+        monkeypatch.setattr(one.engine, "close", lambda: order.append("closed"))
+        monkeypatch.setattr("octavo.bench.ablation.engines.give_back_memory", lambda: order.append("given back"))
+    assert order == ["closed", "given back"]
+
+
+def test_engines_know_what_other_models_are_loaded() -> None:
+    """Each meter leaves out the weights of all but its own, those that came later too."""
+    engines = Engines(registry())
+    overrides = {"model": {"source": str(tiny("llama_gqa"))}, "engine": {"device": "cpu", "dtype": "bfloat16", "max_model_len": 64}}
+    half = load_config(engines.registry, environ={}, overrides=overrides)
+    whole = replace(half, engine=half.engine.model_copy(update={"dtype": "float32"}))
+    meter = engines.meter(half)
+    assert meter._beside() == 0
+    weights = [engines.loaded(config).model.weight_bytes() for config in (half, whole)]
+    assert 0 < weights[0] < weights[1]
+    assert (engines.meter(whole)._beside(), meter._beside()) == tuple(weights)
 
 
 def test_a_saving_is_said_twice() -> None:

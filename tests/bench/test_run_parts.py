@@ -126,7 +126,7 @@ def test_checks_of_a_part_can_fail(name: str) -> None:
     change, words = BROKEN[name]
     run = gone_on(some_work(), 8)
     assert failed_checks(run) == []
-    assert any(one.text.startswith(words) for one in failed_checks(change(run)))
+    assert any(one.problem.startswith(words) for one in failed_checks(change(run)))
 
 
 def test_a_run_in_parts_is_saved_whole(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from octavo.bench.ablation.summary import summarise
+from octavo.bench.check_lines import check_lines
+from octavo.bench.identity import ServerIdentity
 from octavo.bench.reports.run_report import run_report
 from octavo.bench.runs import Run
-from octavo.bench.self_checks import CHECKS, a_a, a_a_of_runs, failed_checks
+from octavo.bench.self_checks import CHECKS, OF_TIME, TWICE, Checked, DoesNotApply, a_a, a_a_of_runs, failed_checks, run_checks
 from tests.bench.ablation.made import made_run
 from tests.bench.measured import measured, timed
 from tests.bench.pools import ALLOCATORS, SCHEDULERS
 from tests.matrix.stacks import stack_reports
 from tests.models import tiny
-
-TIMED_BY_THE_MACHINE = ("step parts cover the steps", "sent on time", "Little's law")
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
@@ -46,7 +46,7 @@ STACKS = [report.stack for report in stack_reports(tiny("llama_gqa")) if report.
 @pytest.mark.parametrize("stack", [s for s in STACKS if s.kernel.name == "sdpa"], ids=lambda s: f"{s.scheduler.name}-{s.allocator.name}")
 def test_real_runs_pass(stack: Any) -> None:
     """All checks but those of which this machine's other work decides."""
-    assert [p for p in failed_checks(measured(stack)) if p.check not in TIMED_BY_THE_MACHINE] == []
+    assert [one for one in failed_checks(measured(stack)) if not one.of_time] == []
 
 
 @cache
@@ -183,9 +183,59 @@ def test_a_run_without_steps_is_checked_as_far_as_it_goes() -> None:
     assert failed_checks(Run(work=good().work, records=[])) == []
 
 
+def not_applicable(run: Run) -> dict[str, str]:
+    return {one.check: one.not_applicable for one in run_checks(run) if one.not_applicable}
+
+
+def test_what_cannot_be_checked_says_why() -> None:
+    """It neither passed nor failed: no steps, over HTTP; no requests; too few; an interrupted run; a clock that stood still."""
+    of_steps = ["shares sum to 100", "pool empty at the end", "no slot counted twice", "Little's law", "step parts cover the steps"]
+    of_steps.append("tokens planned = delivered + recomputed")
+    assert not_applicable(good()) == {}
+    assert not_applicable(replace(good(), steps=[])) == dict.fromkeys(of_steps, "no step was seen")
+    behind = ServerIdentity(date="", url="u", endpoint="/v1/completions", model="m")
+    assert not_applicable(replace(good(), steps=[], server=behind))["Little's law"] == "the engine's steps are out of sight, behind HTTP"
+    assert len(not_applicable(Run(work=good().work, records=[]))) == len(CHECKS)
+    few = [record for record in good().records if record.index < 3]
+    assert not_applicable(replace(good(), records=few))["Little's law"].startswith("3 requests were in the system, and of fewer than 8")
+    assert not_applicable(replace(good(), complete=False)) == {"pool empty at the end": "the run was interrupted"}
+    undone = one_step(good(), error="EngineError: no")
+    assert not_applicable(undone)["tokens planned = delivered + recomputed"] == "1 steps failed, and what they had run is not known"
+    changed = usage(good(), 3, "usage_running", free=999)
+    assert not_applicable(changed)["pool empty at the end"] == "the pool has no account, as another check says"
+    still = replace(good(), steps=[replace(line, start=1.0, end=1.0) for line in good().steps])
+    assert not_applicable(still)["step parts cover the steps"] == "the steps took no time"
+
+
+def test_what_became_of_checks_in_words() -> None:
+    """Those that failed one by one, the others in a line, with how many of them where there are several runs; and why in a line each."""
+    runs = {"s/a/0": [Checked("one"), Checked("two", problem="1 is not 2")], "s/a/1": [Checked("one"), Checked("two")]}
+    runs["s/b/0"] = [Checked("one", not_applicable="it has no steps"), Checked("two", not_applicable="it has no steps")]
+    assert check_lines(runs).markdown == [
+        "* FAILED: s/a/0: two: 1 is not 2",
+        "* passed: one (2 of 3), two (1 of 3)",
+        "* not applicable: one (1 of 3), two (1 of 3): it has no steps",
+    ]
+    assert check_lines({"": [Checked("one"), Checked("two", problem="1 is not 2")]}).markdown == [
+        "* FAILED: two: 1 is not 2",
+        "* passed: one",
+    ]
+    assert check_lines({}).markdown == []
+
+
+def test_what_may_be_allowed() -> None:
+    """Checks that a busy machine can fail, and no others."""
+    assert set(OF_TIME) <= {*CHECKS, TWICE}
+    for check in (*CHECKS, TWICE):
+        one = Checked(check, problem="1 is not 2")
+        assert one.fails(allow_noise=False) and one.fails(allow_noise=True) == (check not in OF_TIME)
+        assert not Checked(check).fails(allow_noise=False) and not Checked(check, not_applicable="x").fails(allow_noise=False)
+
+
 def test_an_interrupted_run_may_hold_slots() -> None:
     """And says so itself."""
-    assert CHECKS["pool empty at the end"](replace(usage(good(), -1, "usage", held=4), complete=False)) is None
+    with pytest.raises(DoesNotApply, match="interrupted"):
+        CHECKS["pool empty at the end"](replace(usage(good(), -1, "usage", held=4), complete=False))
 
 
 def test_requests_that_never_came_are_in_no_queue() -> None:

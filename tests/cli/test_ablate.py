@@ -12,7 +12,8 @@ from octavo.__main__ import main
 from octavo.bench.ablation import running
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.interrupts import RunInterrupted
-from tests.bench.ablation.made import twice_as_fast
+from octavo.bench.self_checks import TWICE, Checked
+from tests.bench.ablation.made import AGAIN, BASE, FAST, PARENTS, made, twice_as_fast
 from tests.models import tiny
 
 FILE = """
@@ -43,7 +44,8 @@ def write(change: str = 'allocator = { plugin = "paged" }') -> str:
 
 
 def ablate(*words: str) -> int:
-    return main(["ablate", *words])
+    """Its status; these machines are busy, and these steps take less than a millisecond."""
+    return main(["ablate", "--allow-noise", *words])
 
 
 def test_a_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,12 +124,30 @@ def test_other_tokens_are_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @pytest.mark.parametrize(("least", "status"), [(1.5, 0), (2.0, 0), (3.0, 1)])
 def test_a_claim_that_fails_is_status_1(least: float, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that holds or is undecided is not. The made runs hold no pool, which is of no interest here."""
-    monkeypatch.setattr("octavo.bench.ablation.result.failed_checks", lambda run: [])
+    monkeypatch.setattr("octavo.bench.ablation.result.run_checks", lambda run: [])
     result = twice_as_fast(claims=[{"scenario": "s", "cell": "fast", "measure": "output tok/s", "at_least": least}])
     for key, run in list(result.runs.items()):
         result.add(tmp_path, key, run)
     result.save(tmp_path)
     assert ablate("--show", str(tmp_path)) == status
+
+
+@pytest.mark.parametrize(("check", "allowed"), [("pool empty at the end", False), ("Little's law", True), (TWICE, True)])
+def test_a_self_check_that_fails_is_status_1(
+    check: str, allowed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever it is, and it is named; what a busy machine can fail is allowed with `--allow-noise`."""
+    found = [] if check == TWICE else [Checked(check, problem="1 is not 2")]
+    monkeypatch.setattr("octavo.bench.ablation.result.run_checks", lambda run: found)
+    result = twice_as_fast() if check != TWICE else made({"base": BASE, f"base{AGAIN}": FAST}, parents=PARENTS)
+    for key, run in list(result.runs.items()):
+        result.add(tmp_path, key, run)
+    result.save(tmp_path)
+    for status, flags in ((1, []), (0 if allowed else 1, ["--allow-noise"])):
+        assert main(["ablate", "--show", str(tmp_path), *flags]) == status
+        said = capsys.readouterr()
+        assert f"self-check failed: {check}: the table says where" in said.err
+        assert f"* FAILED: s{'' if check == TWICE else '/base/0'}: {check}: " in said.out
 
 
 def test_ctrl_c_is_130_and_resuming_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

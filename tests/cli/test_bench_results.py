@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from octavo.__main__ import main
-from octavo.bench.figures import Figures
+from octavo.bench.figures import Figures, read_figures
 from octavo.bench.runs import Run
-from tests.bench.ablation.made import twice_as_fast
+from octavo.bench.self_checks import TWICE
+from tests.bench.ablation.made import AGAIN, BASE, FAST, PARENTS, made, twice_as_fast
 from tests.bench.measured import timed
 from tests.bench.test_compare import cell, figures, with_identity
 
@@ -42,7 +43,7 @@ def test_the_report_of_an_ablation() -> None:
     for key, run in list(result.runs.items()):
         result.add("ablation", key, run)
     result.save("ablation")
-    assert bench("report", "ablation", "--no-plots") in (0, 1)  # the made runs hold no pool
+    assert bench("report", "ablation", "--no-plots") == 1  # the made runs' pool is not empty at the end
     assert "## s: 2 x random" in Path("ablation/report.md").read_text()
 
 
@@ -50,8 +51,26 @@ def test_a_report_of_a_contradiction_fails(capsys: pytest.CaptureFixture[str]) -
     """It is written, says so, and the status is 1."""
     run = timed("paged", "chunked")
     Run(work=run.work, records=[replace(one, ended=one.ended + 5) for one in run.records], steps=run.steps).save("run")
-    assert bench("report", "run", "--no-plots") == 1
-    assert "a self-check failed" in capsys.readouterr().err and "contradict each other" in Path("run/report.md").read_text()
+    for flags in ([], ["--allow-noise"]):
+        assert bench("report", "run", "--no-plots", *flags) == 1
+        assert "self-check failed: TTFT + gaps = end to end: the report says where" in capsys.readouterr().err
+    assert "contradict each other" in Path("run/report.md").read_text()
+
+
+def test_a_report_of_a_busy_machine_fails_unless_that_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose steps' parts leave a part out, and an ablation whose baseline differs from itself."""
+    run = timed("paged", "chunked")
+    run.steps = [replace(line, seconds={"forward": 0.0}) for line in run.steps]
+    run.save("run")
+    result = made({"base": BASE, f"base{AGAIN}": FAST}, parents=PARENTS)
+    for key, one in list(result.runs.items()):
+        one.steps.clear()
+        result.add("ablation", key, one)
+    result.save("ablation")
+    for folder, check in (("run", "step parts cover the steps"), ("ablation", TWICE)):
+        for status, flags in ((1, []), (0, ["--allow-noise"])):
+            assert bench("report", folder, "--no-plots", *flags) == status
+            assert f"self-check failed: {check}: the report says where" in capsys.readouterr().err
 
 
 def test_a_report_needs_a_result(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +108,35 @@ def test_what_cannot_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("compare", "old.json", "old.json", "--tolerance", "-1") == 2
     figures(1.04).save("bit.json")
     assert bench("compare", "old.json", "bit.json") == 0 and bench("compare", "old.json", "bit.json", "--tolerance", "1") == 1
+
+
+def test_comparing_what_fails_a_self_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """1, with its name. Figures that contradict each other have no table; those of a busy machine have one, and may be allowed."""
+    figures().save("good.json")
+    replace(figures(), problems=["s/base/0: pool empty at the end: no"]).save("wrong.json")
+    replace(figures(), doubts=[f"s/base/{n}: Little's law: no" for n in range(5)]).save("busy.json")
+    for status, flags in ((1, []), (1, ["--allow-noise"])):
+        assert bench("compare", "good.json", "wrong.json", *flags) == status
+        said = capsys.readouterr()
+        assert "failed in the new result, so that it says nothing: s/base/0: pool empty" in said.err and "slower" not in said.out
+    for old, new in (("busy.json", "good.json"), ("good.json", "busy.json")):
+        for status, flags in ((1, []), (0, ["--allow-noise"])):
+            assert bench("compare", old, new, *flags) == status
+            said = capsys.readouterr()
+            which = "old" if old == "busy.json" else "new"
+            assert f"self-check failed in the {which} result: s/base/0: Little's law: no" in said.err
+            assert f"and 2 more in the {which} result" in said.err and "0 of 4 slower" in said.out
+
+
+def test_keeping_what_fails_a_self_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is kept with that, and the status says so; what a busy machine can fail may be allowed."""
+    run = with_identity(timed("paged", "chunked"), 0)
+    run.steps = [replace(line, seconds={"forward": 0.0}) for line in run.steps]
+    run.save("runs/0")
+    for status, flags in ((1, []), (0, ["--allow-noise"])):
+        assert bench("keep", "runs", "kept.json", "--force", *flags) == status
+        assert "self-check failed: seed 0: step parts cover the steps: " in capsys.readouterr().err
+    assert read_figures("kept.json").doubts and not read_figures("kept.json").problems
 
 
 def test_keeping(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +54,70 @@ def test_every_measure(tmp_path: Path) -> None:
     found = recomputed(tmp_path)
     assert len(printed) > 30 and printed.keys() <= found.keys()
     assert found == pytest.approx({**found, **printed}, rel=1e-5, nan_ok=True)
+
+
+def given(result: AblationResult) -> dict[tuple[str, ...], float]:
+    """The ratios of a result that Octavo gives; nan where it gives none."""
+    found = result.comparisons("s")
+    return {(one.scenario, one.cell, one.parent, one.measure): one.interval.ratio if one.interval else math.nan for one in found}
+
+
+def kept(folder: Path, **fields: object) -> AblationResult:
+    """`twice_as_fast` in a folder, as it is loaded from there."""
+    result = twice_as_fast(repeats=3, compared=["output tok/s", "TTFT p50"])
+    for key, run in list(result.runs.items()):
+        result.add(folder, key, run)
+    for name, value in fields.items():
+        setattr(result, name, value)
+    result.save(folder)
+    return AblationResult.load(folder)
+
+
+def test_an_interrupted_folder(tmp_path: Path) -> None:
+    """Of the repeats whose tokens were compared alone, and nothing of what an interrupted write left behind."""
+    result = kept(tmp_path, compared={"s": [0, 2]}, finished=False)
+    for leftover in (".1.part", ".2.old"):
+        for cell in ("base", "fast"):
+            made_run(9.0).save(tmp_path / "runs/s" / cell / "9")
+            (tmp_path / "runs/s" / cell / "9").rename(tmp_path / "runs/s" / cell / leftover)
+    assert recomputed(tmp_path) == pytest.approx(given(result), rel=1e-5, nan_ok=True)
+    assert result.pairs("s", "fast", "base") == [0, 2]
+    shutil.rmtree(tmp_path / "runs/s/fast/2")
+    result = AblationResult.load(tmp_path)
+    assert result.pairs("s", "fast", "base") == [0]
+    assert recomputed(tmp_path) == pytest.approx(given(result), rel=1e-5, nan_ok=True)
+    nothing = kept(tmp_path / "nothing", compared={})
+    assert recomputed(tmp_path / "nothing") == pytest.approx(given(nothing), nan_ok=True)
+
+
+def test_repeats_that_broke(tmp_path: Path) -> None:
+    """No ratio, as in the table."""
+    result = kept(tmp_path, broken={"s/fast/1": "RuntimeError: no"})
+    found = recomputed(tmp_path)
+    assert found == pytest.approx(given(result), rel=1e-5, nan_ok=True)
+    assert [key[1] for key, value in found.items() if math.isnan(value)] == ["fast", "fast"]
+
+
+def test_a_measure_without_values(tmp_path: Path) -> None:
+    """Answers of one token have no gaps, a class of which there are none has nothing, and who failed all has no rate."""
+    compared = ["ITL p99", "ITL mean", "TPOT p50", "TTFT p50", "TTFT p50 [chat]", "req/s"]
+    result = twice_as_fast(repeats=3, compared=compared)
+    for key in list(result.runs):
+        records = [record(0, 1.0), record(1, 1.0)] if key[1] != "fast" or key[2] else [record(0), record(1)]
+        result.add(tmp_path, key, made_run(1.0, records=records))
+    result.save(tmp_path)
+    found = recomputed(tmp_path)
+    assert found == pytest.approx(given(AblationResult.load(tmp_path)), rel=1e-5, nan_ok=True)
+    assert found["s", "base (again)", "base", "TTFT p50"] == 1.0 and math.isnan(found["s", "base (again)", "base", "ITL p99"])
+
+
+def test_a_folder_of_before_repeats_were_counted(tmp_path: Path) -> None:
+    """All of them count."""
+    kept(tmp_path)
+    content = json.loads((tmp_path / "ablation.json").read_text())
+    del content["compared"]
+    (tmp_path / "ablation.json").write_text(json.dumps(content))
+    assert recomputed(tmp_path) == pytest.approx(given(AblationResult.load(tmp_path)), rel=1e-5)
 
 
 def test_it_is_short() -> None:

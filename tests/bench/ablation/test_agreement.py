@@ -92,7 +92,7 @@ def test_lost_answers_in_sixteen_bits() -> None:
     """As in fp32; also where none is left to be scored."""
     lossy = Lossy(rounding=rounding(20), naive=rounding(20), same_answers=1, answers=1, perplexity=3.0, parent_perplexity=3.0, lost=2)
     assert (lossy.agrees, lossy.holds, lossy.joined(lossy).lost) == (True, False, 4)
-    assert "INCOMPLETE: 2 requests failed here and not by the parent" in Outputs(exact=None, lossy=lossy).lines[1]
+    assert "INCOMPLETE: 2 requests failed here and not by the parent" in Outputs(exact=None, lossy=lossy).lines[2]
     assert replace(lossy, rounding=rounding(0, tokens=0)).agrees and not replace(lossy, rounding=rounding(0, tokens=0), lost=0).agrees
 
 
@@ -129,12 +129,23 @@ def test_the_rule_for_sixteen_bits(cell: Rounding, naive: Rounding, expected: bo
     assert Outputs(exact=None).hold is False
 
 
+def test_what_is_allowed_is_what_is_judged_by() -> None:
+    """A rate or a distance at the limit that is printed is within it, and a bit more is not."""
+    naive = rounding(30, farthest=0.1)
+    assert rounding(1).allowed_distance(naive) == 0.2
+    off = next(off for off in range(30, 100) if not rounding(off).within(naive))
+    assert rounding(off - 1).rate <= rounding(off - 1).allowed_rate(naive) and rounding(off).rate > rounding(off).allowed_rate(naive)
+    pooled = (30 + off) / 2000
+    assert rounding(off).allowed_rate(naive) == pytest.approx(0.03 + 2 * math.sqrt(pooled * (1 - pooled) * 2 / 1000))
+
+
 def test_what_is_printed() -> None:
     """The result of both checks, and agreement and perplexity."""
     lossy = Lossy(rounding=rounding(20), naive=rounding(30), same_answers=1, answers=2, perplexity=3.25, parent_perplexity=3.5)
     assert Outputs(exact=Agreement(compared=2, equal=2), lossy=lossy).lines == [
         "fp32: 2/2 the same",
-        "16 bits: 98.00 % of 1000 tokens are the fp32 reference's, the farthest is 0.1 off; allowed is what the naive kernel does itself: "
-        "97.00 % of 1000 tokens are the fp32 reference's, the farthest is 0.1 off",
+        "16 bits: 98.00 % of 1000 tokens are the fp32 reference's, the farthest is 0.1 off",
+        "  allowed: 4.40 % other tokens, none farther off than 0.2, since of the naive kernel's own 97.00 % of 1000 tokens are the fp32 "
+        "reference's, the farthest is 0.1 off; up to 2 standard errors more often, and 2 times as far",
         "  1 of 2 answers equal the parent's; perplexity of the parent's answers 3.2500, by the parent itself 3.5000",
     ]

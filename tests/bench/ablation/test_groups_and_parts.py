@@ -42,9 +42,9 @@ def test_the_run_for_parts_is_made_as_the_others(tmp_path: Path, monkeypatch: py
     seen: list[dict[str, Any]] = []
     drive = breakdown.drive
 
-    def watched(engine: Engine, work: Work, **how: Any) -> Any:
+    def watched(engine: Engine, work: Work, *, progress: Any, **how: Any) -> Any:
         seen.append(how)
-        return drive(engine, work, **how)
+        return drive(engine, work, progress=progress, **how)
 
     monkeypatch.setattr(breakdown, "drive", watched)
     warmed: list[object] = []

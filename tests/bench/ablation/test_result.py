@@ -6,16 +6,24 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from octavo.bench.ablation.agreement import Lossy, Outputs, Rounding
+from octavo.bench.ablation.breakdown import Breakdown
 from octavo.bench.ablation.claims import check_claims, judge, prefill_prices, prefix_bound
 from octavo.bench.ablation.measures import MEASURES, find_measure
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.ablation.summary import gaps_with_prefill, summarise
-from octavo.bench.ablation.table import markdown, table
+from octavo.bench.ablation.table import markdown
+from octavo.bench.markdown import table
+from octavo.bench.roofline import CostModel, Limits, RooflineShare, roofline
+from octavo.bench.self_checks import TWICE
+from octavo.bench.step_parts import ForwardParts
 from octavo.core.errors import InvalidOptionsError, ResultError
 from tests.bench.ablation.made import AGAIN_TOO, BASE, FAST, OTHER, PARENTS, made, made_run, record, step, twice_as_fast
+from tests.bench.test_compare import IDENTITY
 
 AGAIN = "base (again)"
 
@@ -56,6 +64,60 @@ def test_nobody_is_faster_for_having_failed(measure: str) -> None:
     assert (first.interval, first.verdict, first.problem) == (None, "too noisy to say", "1 requests failed, 0 of the parent's did")
     del result.runs["s", "base", 1], result.runs["s", AGAIN, 1]  # the repeat in which it failed has no pair
     assert result.comparisons("s")[0].interval is not None
+
+
+def broken(**repeats: list[int]) -> AblationResult:
+    """`twice_as_fast` where these repeats of these cells ended with an error."""
+    result = twice_as_fast(repeats=3, compared=["output tok/s", "TTFT p50"], claims=[claim(at_least=1.5)])
+    for cell, numbers in repeats.items():
+        for repeat in numbers:
+            del result.runs["s", cell, repeat]
+            result.broken[f"s/{cell}/{repeat}"] = "RuntimeError: no memory"
+    return result
+
+
+@pytest.mark.parametrize(
+    ("repeats", "problem"),
+    [
+        ({"fast": [1]}, "1 repeat of fast broke"),
+        ({"fast": [0, 2]}, "2 repeats of fast broke"),
+        ({"base": [1, 2]}, "2 repeats of base broke"),
+        ({"fast": [0], "base": [1]}, "1 repeat of fast broke, 1 repeat of base broke"),
+        ({"fast": [0, 1, 2]}, "3 repeats of fast broke"),
+    ],
+)
+def test_nobody_is_faster_for_having_broken(repeats: dict[str, list[int]], problem: str) -> None:
+    """A cell has neither ratio nor verdict nor claim from the repeats that survived, nor has one whose parent broke."""
+    result = broken(**repeats)
+    found = [one for one in result.comparisons("s") if one.cell == "fast"]
+    assert [(one.interval, one.verdict, one.problem) for one in found] == [(None, "too noisy to say", problem)] * 2
+    (judged,) = judge(result)
+    assert (judged.outcome, judged.found) == ("undecided", problem)
+
+
+def test_a_floor_that_broke_is_none() -> None:
+    """Ratios stay, without a verdict."""
+    first = broken(**{AGAIN: [1]}).comparisons("s")[0]
+    assert first.interval is not None and (first.floor, first.verdict) == (None, "too noisy to say")
+    assert first.problem == f"there is no noise floor: 1 repeat of {AGAIN} broke"
+
+
+def test_requests_of_runs_that_broke_count_as_failed() -> None:
+    """In the cell's row, its classes, its stability and the list of what requests said; of a cell that never ran to its end, too."""
+    result = broken(fast=[0, 2])
+    lost = result.lost("s", "fast")
+    assert [run.work for run in lost] == [result.runs["s", "base", 0].work] * 2 and not any(run.complete for run in lost)
+    found = summarise(result.of("s", "fast"), lost=lost)
+    assert (found.repeats, found.speed.requests, found.speed.failed, found.failures) == (1, 6, 4, {"run broke": 4})
+    assert (found.by_class["default"].requests, found.by_class["default"].failed) == (6, 4)
+    assert (found.stability.failed, found.stability.stable) == (4, 0)
+    text = markdown(result)
+    assert "4 of 6 (4 run broke)" in text
+    assert "* fast: 4 x run broke: RuntimeError: no memory (the first: seed 0, request 0)" in text
+    (row,) = [line for line in lines_of(markdown(broken(fast=[0, 1, 2])), "| fast") if "part: a -> b" in line]
+    assert row.rstrip(" |").endswith("6 of 6 (6 run broke)")
+    alone = broken(base=[1], fast=[1], **{AGAIN: [1]})  # nobody has that repeat's work: as many requests
+    assert [len(run.records) for run in alone.lost("s", "fast")] == [2]
 
 
 def test_no_floor_by_failures() -> None:
@@ -239,11 +301,12 @@ def test_the_table() -> None:
     assert "* base against the fp32 reference: fp32: 2/2 the same" in text
     (fast,) = [line for line in lines_of(text, "| fast") if "part: a -> b" in line]
     cells = [cell.strip() for cell in fast.strip("|").split("|")]
-    assert cells[:10] == ["fast", "part: a -> b", "3.0", "1.00", "500 ms", "500 ms", "750 ms", "750 ms", "1.00 s", "2.00 s"]
+    assert cells[:10] == ["fast", "part: a -> b", "3.0", "1.00", "500 ms", "500 ms *", "750 ms", "750 ms", "1.00 s *", "2.00 s"]
     assert cells[10:] == ["2.0", "2", "0.0", "0 %", "0", "0"]
     assert any("2.00x [1.9" in line and line.rstrip(" |").endswith("faster") for line in lines_of(text, "| fast"))
     assert "| s: fast has at least 1.5x its parent's output tok/s | holds" in text
-    assert len({len(line) for line in lines_of(text, "| base")}) <= 4
+    tables = [part for part in map(str.strip, text.split("\n\n")) if part.startswith("|")]
+    assert len(tables) == 7 and all(len({len(line) for line in part.splitlines()}) == 1 for part in tables)
 
 
 def test_no_speed_where_tokens_differ() -> None:
@@ -260,9 +323,10 @@ def test_failures_and_broken_runs_are_listed() -> None:
     """In the row, with their number and reason; runs that broke below."""
     result = twice_as_fast()
     result.runs["s", "fast", 0] = made_run(2.0, records=[record(0, 1.0, 1.5, 2.0), record(1)])
+    del result.runs["s", "fast", 2]
     result.broken["s/fast/2"] = "RuntimeError: no"
     text = markdown(result)
-    assert "1 of 6 (1 error)" in text and "## Runs that broke\n\n* s/fast/2: RuntimeError: no\n" in text
+    assert "3 of 6 (1 error, 2 run broke)" in text and "## Runs that broke\n\n* s/fast/2: RuntimeError: no\n" in text
 
 
 def test_runs_that_contradict_themselves() -> None:
@@ -272,12 +336,15 @@ def test_runs_that_contradict_themselves() -> None:
     assert any("pool empty at the end" in problem for problem in structural["s/fast/0"])
     assert not any("pool" in problem for problems in of_time.values() for problem in problems)
     text = markdown(result)
-    assert "## Self-checks that failed" in text and "* s/fast/0: pool empty at the end: " in text
+    assert "## Self-checks\n\n* FAILED: s/base/0: pool empty at the end: " in text and "* FAILED: s/fast/0: pool empty at the end: " in text
+    (passed,) = lines_of(text, "* passed: ")
+    assert f"{TWICE}, " in passed and "shares sum to 100 (9 of 9)" in passed and "pool empty" not in passed and "Little" not in passed
+    assert "* not applicable: Little's law (9 of 9): 2 requests were in the system, and of fewer than 8 a mean says little\n" in text
     assert result.unsteady("s") == []
     shaky = made({"base": BASE, AGAIN: FAST}, parents=PARENTS)
     (said,) = shaky.unsteady("s")
     assert said.startswith("the same stack measured twice differs by +100.0% in output tok/s")
-    assert shaky.failed_checks(of_time=True)["s"] == [said] and "s" not in shaky.failed_checks(of_time=False)
+    assert shaky.failed_checks(of_time=True)["s"] == [f"{TWICE}: {said}"] and "s" not in shaky.failed_checks(of_time=False)
     assert markdown(shaky).count(said) == 1
 
 
@@ -302,6 +369,104 @@ def test_a_baseline_that_answers_nothing() -> None:
             result.runs["s", name, repeat] = made_run(4.0, records=nothing)
     assert "has no output tok/s above 0 in every repeat" in result.unsteady("s")[0]
     assert "has no output tok/s above 0" in markdown(result)
+
+
+def test_a_baseline_that_ran_once() -> None:
+    """It is said that it was not compared with itself."""
+    text = markdown(made({"base": BASE}, parents={}))
+    assert f"* not applicable: {TWICE}: the baseline was not run twice\n" in text
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_latencies() -> None:
+    """A line a cell and latency, with the number of values; a p99 of fewer than 100 values is marked, and of other tokens none is given."""
+    result = twice_as_fast()
+    times = [0.5 + 0.01 * step for step in range(120)]
+    for repeat in range(3):
+        result.runs["s", "fast", repeat] = made_run(2.0, records=[record(0, *times[: 110 + repeat]), record(1, 0.5)])
+    text = markdown(result)
+    rows = {tuple(cells[:2]): cells[2:] for cells in map(cells_of, lines_of(text, "| "))}
+    assert rows["fast", "ITL"] == ["10 ms", "10 ms", "10 ms", "10 ms", "109 to 111"]
+    assert rows["fast", "TTFT"] == ["500 ms", "500 ms", "500 ms", "500 ms *", "2"]
+    assert rows["base", "E2E"] == ["4.00 s", "4.00 s", "4.00 s", "4.00 s *", "2"] and ("base", "queue") in rows and ("base", "TPOT") in rows
+    assert "A p99 with a * is of fewer than 100 values" in text
+    other = {tuple(cells_of(line)[:2]) for line in lines_of(markdown(twice_as_fast(outputs={"fast": OTHER})), "| ")}
+    assert ("fast", "TTFT") not in other and ("base", "TTFT") in other
+
+
+def test_what_failed_requests_said() -> None:
+    """The first of each kind, three kinds of a cell."""
+    result = twice_as_fast()
+    kinds = ["full", "full", "late", "odd", "new"]
+    result.runs["s", "base", 1] = made_run(4.0, records=[record(0, 1.0, 4.0), *(record(1 + n, error=said) for n, said in enumerate(kinds))])
+    text = markdown(result)
+    assert "Requests without a whole answer:\n\n* base: 2 x error: full (the first: seed 0, request 1)\n* base: 1 x error: late (" in text
+    assert "* base: further kinds of failures: 1\n" in text and "error: new" not in text
+    assert "without a whole answer" not in markdown(twice_as_fast())
+
+
+def test_with_what_each_cell_was_measured() -> None:
+    """Once what all share; in a line what a cell may differ in, with the work of each repeat; "-" where a repeat is missing."""
+    result = twice_as_fast(repeats=3)
+    for (_, cell, _), run in result.runs.items():
+        changes: dict[str, Any] = {"config_hash": "b" * 64}
+        if cell == "fast":
+            changes = {"config_hash": "f" * 64, "dtype": "bfloat16", "threads": 1}
+        run.identity = replace(IDENTITY, **changes)
+    del result.runs["s", "fast", 1]
+    text = markdown(result)
+    said = text[text.index("## Measured with") :]
+    assert said.count("EPYC, 2 cores") == said.count("octavo 0.1.0, torch 2.13.0") == said.count("| revision") == 1
+    digest = result.runs["s", "base", 0].work.digest[:8]
+    rows = [cells_of(line) for line in said.splitlines() if line.startswith("| s ")]
+    assert rows[0] == ["s", "base", "chunked", "b" * 8, "float32", "2", f"{digest} {digest} {digest}"]
+    assert rows[1] == ["s", "fast", "chunked", "f" * 8, "bfloat16, KV in float32", "1", f"{digest} - {digest}"]
+    assert "## Measured with" not in markdown(twice_as_fast())
+
+
+def test_how_good_tokens_are_stands_beside_how_fast_they_come() -> None:
+    """Two columns, where some cell is lossy; none where all compute the same."""
+    rounding = Rounding(tokens=1000, off=20, farthest=0.1)
+    lossy = Lossy(rounding=rounding, naive=rounding, same_answers=1, answers=2, perplexity=3.25, parent_perplexity=3.5)
+    text = markdown(twice_as_fast(outputs={"fast": Outputs(exact=None, lossy=lossy)}))
+    heads, *rows = [cells_of(line) for line in text.splitlines() if "| change" in line or "part: a -> b" in line or "| baseline" in line]
+    found = [dict(zip(heads, row, strict=True)) for row in rows]
+    assert [(row["agreement"], row["perplexity (parent's)"]) for row in found] == [("-", "-"), ("98.00 %", "3.250 (3.500)")]
+    assert heads.index("agreement") == heads.index("E2E p50") + 1
+    assert "agreement" not in markdown(twice_as_fast())
+
+
+def test_bytes_and_operations_against_the_device() -> None:
+    """A step of 2 GB and 4 GFLOP in a tenth of a second, on a device of 40 GB/s and 100 GFLOP/s; and ms of each part of a step."""
+    result = twice_as_fast()
+    share = RooflineShare(steps=10, seconds=1.0, least=0.5, num_bytes=20e9, flops=40e9, memory_bound=9)
+    limits = Limits(bandwidth=40e9, flops=100e9, dtype="float32")
+    forward = ForwardParts(attention=1.0, linear=2.0, rest=1.0)
+    result.breakdowns["s"] = {"fast": Breakdown(forward=forward, knows_linears=True, limits=limits, roofline={"decode": share})}
+    text = markdown(result)
+    assert "Measured on this device: 40.0 GB/s read, 100.0 GFLOP/s in float32; ridge batch 5 " in text
+    (row,) = [cells_of(line) for line in lines_of(text, "| fast") if "| decode" in line]
+    assert row[2:] == ["10", "100.00", "2.000", "20.0", "50 %", "4.000", "40.0", "40 %", "90 %", "50 %"]
+    (row,) = [cells_of(line) for line in lines_of(text, "| fast") if " ms)" in line]
+    step_ms = 1000 * sum(FAST) / 9  # nine steps, all of them forward passes
+    assert row[2] == f"{step_ms:.2f}" and row[5] == f"100.0 % ({step_ms:.2f} ms)"
+    assert row[8:11] == [f"{part:.1f} % ({part / 100 * step_ms:.2f} ms)" for part in (25, 50, 25)]
+
+
+def test_guesses_are_no_prompt() -> None:
+    """A step that checks what was guessed decodes, however many tokens it has: of it no gap is one of a prompt, and no bound is made."""
+    guessed = step(2.0, 3.0, rows=2, tokens=8, num_drafted=6)
+    assert not guessed.computes_prompt and step(0.0, 1.0, rows=2, tokens=8, num_drafted=5).computes_prompt
+    run = made_run(4.0, steps=[step(0.0, 1.0, tokens=200), guessed, step(3.0, 4.0)])
+    assert gaps_with_prefill([run]) == 0.0
+    warm = made_run(3.5, records=[record(0, 1.0, 2.0, 3.5, num_cached_tokens=100), record(1, 1.0, 2.0, 3.5)])
+    assert prefix_bound(run, warm) == pytest.approx(4 / 3.5)  # half of the prompts' tokens, of which 200 took one second
+    costs = CostModel(block_weights=1, head_weights=1, weight_bytes=1, kv_bytes=1, flops_per_pair=1)
+    found = roofline(run.steps, costs, Limits(bandwidth=1.0, flops=1.0, dtype="float32"))
+    assert (found["prompts"].steps, found["decode"].steps) == (1, 2)
 
 
 def test_an_unfinished_result_has_a_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ SCENARIO = "lengths"
 @pytest.fixture(scope="module")
 def engines() -> Engines:
     return Engines(registry(wrong=3.0))
+
+
+@pytest.fixture(autouse=True)
+def _the_reference_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: these runs take milliseconds."""
+    monkeypatch.setattr(running, "REFERENCE_SHARE", math.inf)
 
 
 def run(engines: Engines, spec: AblationSpec, folder: Path, *, resume: bool = False) -> AblationResult:
@@ -56,7 +63,7 @@ def test_an_ablation(engines: Engines, tmp_path: Path) -> None:
     assert result.finished and result.tokens_agree and not result.broken
     exact = {name: outputs.exact for name, outputs in result.outputs[SCENARIO].items()}
     assert {name: (found.compared, found.equal) for name, found in exact.items() if found} == {
-        "static": (6, 6),  # against the reference, in the first repeat
+        "static": (12, 12),  # against the reference
         "continuous": (12, 12),
         "paged": (12, 12),
         "static (again)": (12, 12),
@@ -66,10 +73,60 @@ def test_an_ablation(engines: Engines, tmp_path: Path) -> None:
         assert breakdown.knows_linears and min(breakdown.forward.attention, breakdown.forward.linear, breakdown.forward.rest) > 0
         assert set(breakdown.roofline) == {"decode", "prompts"} and 0 < breakdown.roofline["decode"].share < 1
     assert result.failed_checks(of_time=False) == {}
-    assert told[-1][1:] == (48, 48) and {total for _, _, total in told} == {0, 48}
+    assert result.referenced == result.compared == {SCENARIO: [0, 1]}
+    assert told[-1][1:] == (66, 66) and {total for _, _, total in told} == {0, 66}  # three cells are run once more, for the parts
+    assert [over for _, over, _ in told] == sorted(over for _, over, _ in told)
+    assert {over for text, over, _ in told if text.startswith(f"{SCENARIO}: the parts of paged's steps")} == set(range(60, 67))
     cells = {cell.name: cell for cell in result.cells[SCENARIO]}
     assert cells["paged"].change == "allocator: contiguous -> paged" and cells["static (again)"].parent == "static"
     assert {cell.pool_slots for cell in cells.values()} == {128}
+
+
+@pytest.mark.parametrize(("share", "repeats", "said"), [(0.0, [0], "repeat 1 of 3"), (math.inf, [0, 1, 2], "repeat 1, 2, 3 of 3")])
+def test_a_baseline_is_put_to_the_reference_again(
+    share: float, repeats: list[int], said: str, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each repeat, unless that takes too large a share of the runs' time; the table says in which it was."""
+    monkeypatch.setattr(running, "REFERENCE_SHARE", share)
+    result = run(engines, small_spec({"one": {}}, repeats=3), tmp_path)
+    exact = result.outputs[SCENARIO]["one"].exact
+    assert exact is not None and exact.compared == exact.equal == 6 * len(repeats)
+    assert result.compared == {SCENARIO: [0, 1, 2]} and result.referenced == {SCENARIO: repeats}
+    assert f"* one against the fp32 reference ({said}): fp32: {6 * len(repeats)}/{6 * len(repeats)} the same" in markdown(result)
+    assert AblationResult.load(tmp_path).referenced == result.referenced
+
+
+def test_a_baseline_that_is_wrong_in_a_later_repeat_is_seen(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though all cells that stand on it are wrong alike."""
+    real = running.drive
+
+    def wrong_later(engine: Any, work: Any, **how: Any) -> Any:
+        records = real(engine, work, **how)
+        if work.seed == 1:
+            for one in records:
+                one.token_ids[0] = (one.token_ids[0] + 1) % 384
+        return records
+
+    monkeypatch.setattr(running, "drive", wrong_later)
+    cells = {
+        "one": {"settings": {"allocator": "paged", "scheduler": "continuous"}},
+        "two": {"parent": "one", "settings": {"scheduler": {"plugin": "chunked"}}},
+    }
+    result = run(engines, small_spec(cells), tmp_path)
+    assert not result.tokens_agree and not result.holds(SCENARIO, "two")
+    exact = result.outputs[SCENARIO]["one"].exact
+    assert exact is not None and {one.seed for one in exact.divergences} == {1}
+
+
+def test_a_result_of_before(engines: Engines, tmp_path: Path) -> None:
+    """That does not say when its baselines were put to the reference: they were in the first repeat."""
+    run(engines, small_spec({"one": {}}, repeats=2), tmp_path)
+    path = tmp_path / "ablation.json"
+    content = json.loads(path.read_text())
+    del content["referenced"]
+    path.write_text(json.dumps(content))
+    again = AblationResult.load(tmp_path)
+    assert again.referenced == {SCENARIO: [0]} and "against the fp32 reference (repeat 1 of 2)" in markdown(again)
 
 
 def test_what_is_kept_is_what_was_found(engines: Engines, tmp_path: Path) -> None:
@@ -222,14 +279,18 @@ def test_what_is_resumed_goes_on_with_the_same(engines: Engines, tmp_path: Path,
 
 
 def test_a_run_that_breaks_is_listed(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others go on; the pair of repeats that it belonged to is not compared."""
+    """The others go on; the cell that broke in one repeat has no ratio, nor has one that is compared with it."""
     Interrupted(monkeypatch, 2, RuntimeError("the device is on fire"))
     result = run(engines, small_spec(warmup=0), tmp_path)
     assert result.broken == {f"{SCENARIO}/continuous/0": "RuntimeError: the device is on fire"}
     assert result.finished and len(result.runs) == 7 and AblationResult.load(tmp_path).broken == result.broken
-    found = {one.cell: one.interval for one in result.comparisons(SCENARIO)}
-    assert found["continuous"] is not None and found["continuous"].low == 0.0  # one repeat is left
-    assert found["static (again)"] is not None and found["static (again)"].low > 0.0
+    found = {one.cell: (one.interval is not None, one.problem) for one in result.comparisons(SCENARIO)}
+    broke = (False, "1 repeat of continuous broke")
+    assert found == {"continuous": broke, "paged": broke, "static (again)": (True, "")}
+    with monkeypatch.context() as patch:
+        counted = Interrupted(patch, 0, RuntimeError())
+        resumed = run(engines, result.spec, tmp_path, resume=True)  # it is tried again
+    assert counted.calls == 1 and not resumed.broken and all(one.interval is not None for one in resumed.comparisons(SCENARIO))
 
 
 def test_a_run_that_its_engine_ends_is_kept_as_far_as_it_came(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

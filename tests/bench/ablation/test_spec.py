@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.bench.ablation.spec import AblationSpec, load_spec, read_spec
+from octavo.bench.ablation.works import scenario_work
 from octavo.core.errors import InvalidOptionsError
 
 FILE = """
@@ -61,6 +64,15 @@ def test_a_file(tmp_path: Path) -> None:
             "scenarios.a.load: concurrency is a closed loop and rate an open one; set one of them",
         ),
         ({"scenarios": {"a": {"workload": {"kind": "x"}, "load": {"burstiness": 2}}}}, "scenarios.a.load: burstiness shapes the gaps"),
+        (
+            {"scenarios": {"a": {"workload": {"kind": "x"}, "load": {"rate": 1, "burstiness": "even"}}}},
+            "scenarios.a.load.burstiness: Input should be a valid number",
+        ),
+        (
+            {"scenarios": {"a": {"workload": {"kind": "x"}, "load": {"rate": 1, "burstiness": "nan"}}}},
+            "scenarios.a.load.burstiness: Input should be greater than 0",
+        ),
+        ({"scenarios": {"a": {"workload": {"kind": "x"}, "load": {"rate": math.inf}}}}, "scenarios.a.load.rate: Input should be a finite"),
         ({"scenarios": {"a": {"workload": {}}}}, "scenarios.a.workload.kind: Field required"),
         ({"scenarios": {}}, "scenarios: Dictionary should have at least 1 item"),
         ({"repeats": 0}, "repeats: Input should be greater than or equal to 1 (got 0)"),
@@ -79,6 +91,20 @@ def test_mistakes(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidOptionsError) as caught:
         read_spec(minimal(**changes), origin="x.toml")
     assert str(caught.value).startswith("ablation x.toml: ") and expected in str(caught.value)
+
+
+@pytest.mark.parametrize("written", ["inf", '"inf"'])
+def test_even_gaps(written: str, tmp_path: Path) -> None:
+    """A burstiness of infinity, as TOML's number or as a word; JSON, which has no such number, says the word, and gaps are constant."""
+    path = tmp_path / "even.toml"
+    path.write_text(FILE.replace("load = { concurrency = 2 }", f"load = {{ rate = 4.0, burstiness = {written} }}"))
+    spec = load_spec(path)
+    load = spec.scenarios["short"].load
+    assert load.burstiness == math.inf and load.model_dump(mode="json")["burstiness"] == "inf"
+    json.loads(spec.model_dump_json(), parse_constant=lambda name: pytest.fail(name))
+    assert AblationSpec.model_validate_json(spec.model_dump_json()) == spec
+    work = scenario_work(spec.scenarios["short"], "short", seed=0, vocab_size=100, max_model_len=2048)
+    assert [item.at for item in work.items] == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -21,6 +21,10 @@ two lines, with `code`.
 | a \\| b | 1.5 ms |
 | <i>     | never  |
 
+| part | share           | p99    |
+|------|-----------------|--------|
+| one  | 12.5 % (1.5 ms) | 3 ms * |
+
 * one
   below it
 * two
@@ -62,6 +66,7 @@ def test_every_block() -> None:
     assert {"h1", "blockquote", "p", "code", "table", "th", "td", "ul", "li", "figure", "img", "pre"} <= set(seen.tags)
     assert "<title>A title &amp; more</title>" in page and "<p>Words on two lines, with <code>code</code>.</p>" in page
     assert '<td class="k">a | b</td>' in page and '<td class="n">1.5 ms</td>' in page and '<td class="n">never</td>' in page
+    assert '<td class="n">12.5 % (1.5 ms)</td>' in page and '<td class="n">3 ms *</td>' in page
     assert "<li>one<br>below it</li>" in page and "<pre>as it &lt; stands</pre>" in page
     assert "<blockquote><p><strong>1 self-check failed.</strong></p><p>shares: 99 &lt;b&gt;</p></blockquote>" in page
     assert "<i>" not in page and "<b>" not in page

@@ -47,9 +47,10 @@ class Drawn:
 def test_a_run(a_run: Run) -> None:
     """Speed, pool, load and with what; a run that holds has no warning."""
     report = run_report(a_run)
-    assert "self-check" not in report.markdown
+    assert "self-check" not in report.markdown and "FAILED" not in report.markdown
     headings = re.findall("^## (.*)$", report.markdown, flags=re.MULTILINE)
-    assert headings == ["Speed", "Stability", "KV pool", "Load", "Measured with"]
+    assert headings == ["Speed", "Stability", "KV pool", "Load", "Self-checks", "Measured with"]
+    assert "* passed: shares sum to 100, pool empty at the end, " in report.markdown and "not applicable" not in report.markdown
     assert f"| {a_run.account.shares.token_states:.1f} %" in report.markdown
     named = re.findall(r"\]\((.*)\)$", report.markdown, flags=re.MULTILINE)
     assert sorted(named) == sorted(report.figures) and len(named) == len(FIGURES) - 1
@@ -77,6 +78,9 @@ def test_failed_requests_are_listed_and_lower_the_curve(monkeypatch: pytest.Monk
     records = [*(record(index, 1.0, 2.0, 4.0) for index in range(3)), record(3, error="out of memory")]
     report = run_report(made_run(4.0, records=records))
     assert "1 of 4 requests have no whole answer" in report.markdown and "out of memory" in report.markdown
+    (row,) = [line for line in report.markdown.splitlines() if line.startswith("| end to end")]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["end to end", "4.00 s", "4.00 s", "never", "never *", "4"]
+    assert "A p99 with a * is of fewer than 100 values" in report.markdown
     curves = [args for args, options in drawn.calls["step"] if options["label"] == "run"]
     assert curves[0][1][-1] == curves[2][1][-1] == pytest.approx(75)
 
@@ -95,6 +99,7 @@ def test_a_run_over_http_has_no_steps(a_run: Run) -> None:
     """And says why there is no pool to see."""
     text = run_report(Run(work=a_run.work, records=a_run.records), plots=False).markdown
     assert "No steps: the engine was behind HTTP" in text and "KV pool" not in text
+    assert "* not applicable: shares sum to 100, pool empty at the end, " in text
 
 
 def test_an_ablation() -> None:
@@ -130,6 +135,17 @@ def test_a_cell_with_other_tokens_has_no_speed_in_the_plots(monkeypatch: pytest.
         "base", f"base{AGAIN}", "rows in the batch", "requests waiting",
     }  # fmt: skip
     assert "fast" in [args[0] for args, _ in drawn.calls["set_title"]]
+
+
+def test_runs_that_broke_lower_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three repeats: its requests never came, as two thirds of the cell's line say."""
+    drawn = Drawn(monkeypatch)
+    result = twice_as_fast(repeats=3)
+    del result.runs["s", "fast", 1]
+    result.broken["s/fast/1"] = "RuntimeError: no"
+    ablation_report(result)
+    curves = {options["label"]: args for args, options in drawn.calls["step"]}
+    assert curves["fast"][1][-1] == pytest.approx(200 / 3) and curves["base"][1][-1] == pytest.approx(100)
 
 
 def test_an_ablation_says_first_what_failed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from octavo.cli.bench.result_flags import add_noise_argument
 from octavo.cli.settings import say
 from octavo.core.errors import RequestError
 
@@ -14,10 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("result", metavar="DIR", help="an ablation's folder, a run's, or a folder of runs that are its repeats")
     parser.add_argument("file", metavar="FILE", help="the JSON file to write")
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    add_noise_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it. A result that fails a self-check is kept with that, and will not be compared."""
+    """Write it. Status 1: it fails a self-check, is kept with that, and octavo bench compare will fail too."""
     from octavo.bench.figures import read_figures
 
     if Path(args.file).exists() and not args.force:
@@ -26,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
     found.save(args.file)
     repeats = max((len(cell.workloads) for cell in found.cells.values()), default=0)
     say(f"{len(found.cells)} cells with up to {repeats} repeats kept in {args.file}")
-    for problem in found.problems[:3]:
+    for problem in [*found.problems[:3], *found.doubts[:3]]:
         say(f"self-check failed: {problem}")
-    return 1 if found.problems else 0
+    return 1 if found.problems or (found.doubts and not args.allow_noise) else 0

@@ -48,7 +48,6 @@ def in_process(args: argparse.Namespace, before: Run | None, keep: Keep) -> Run:
     with open_llm(args, on_load=loaded) as llm:
         from octavo.bench.drive import drive
         from octavo.bench.identity import identify
-        from octavo.bench.memory_table import full_step
         from octavo.bench.runs import Run
         from octavo.bench.step_log import StepLog
 
@@ -65,7 +64,7 @@ def in_process(args: argparse.Namespace, before: Run | None, keep: Keep) -> Run:
                 seats = min(engine.scheduler.options.max_num_seqs, args.max_concurrency or math.inf)
                 _forecast(args, send, work, seats=int(seats))
                 engine.kv.reset()
-            meters[0].begin(num_tokens=full_step(llm.built.config))
+            meters[0].begin(llm.built)
             log = StepLog(engine.clock.now())
             with log.watching(engine):
                 run = _measure(args, partial(send, zero=log.zero), work, begun, timeout_s=args.timeout_s)

@@ -1,4 +1,4 @@
-"""Flags that say what is printed and kept of a measurement.
+"""Flags that say what is printed and kept of a measurement, and what makes it fail.
 
 Must not know: how it is made.
 """
@@ -25,6 +25,15 @@ def add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         default=",".join(f"{percent:g}" for percent in DEFAULT_PERCENTILES),
         metavar="NUMBERS",
         help="percentiles in each section, with commas (default: 99)",
+    )
+
+
+def add_noise_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare `--allow-noise`."""
+    parser.add_argument(
+        "--allow-noise",
+        action="store_true",
+        help="self-checks of time, which a busy machine can fail, warn and do not make the exit status 1",
     )
 
 

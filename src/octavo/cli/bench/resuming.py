@@ -16,7 +16,7 @@ from octavo.core.errors import RequestError, ResultError
 if TYPE_CHECKING:
     from octavo.bench.runs import Run
 
-FREE = ("resume", "api_key", "header", "no_probe", "disable_tqdm")  # may be given anew; of these nothing is kept
+FREE = ("resume", "api_key", "header", "no_probe", "disable_tqdm", "allow_noise")  # may be given anew; of these nothing is kept
 SAME = ("versions", "model_revision", "config_hash", "workload_hash", "device", "driver", "cpu", "cores", "threads")
 SAME_SERVER = ("url", "endpoint", "model", "software", "version", "root", "max_model_len", "workload_hash")
 Declare = Callable[[argparse.ArgumentParser], None]

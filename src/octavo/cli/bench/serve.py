@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from octavo.bench.metrics import by_class, by_prompt_length, measure
 from octavo.bench.serving_table import group_table, serving_table
 from octavo.cli.bench.measuring import in_process, over_http
-from octavo.cli.bench.result_flags import add_metric_arguments, percentiles_from, sections_from
+from octavo.cli.bench.result_flags import add_metric_arguments, add_noise_argument, percentiles_from, sections_from
 from octavo.cli.bench.resuming import add_resume_argument, kept, resumed
 from octavo.cli.bench.saving import add_result_arguments, check_result, save_result
 from octavo.cli.bench.workload_flags import (
@@ -27,7 +27,7 @@ from octavo.core.errors import RequestError, ResultError
 
 if TYPE_CHECKING:
     from octavo.bench.runs import Run
-    from octavo.bench.self_checks import Problem
+    from octavo.bench.self_checks import Checked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_metric_arguments(parser)
     add_result_arguments(parser)
     add_resume_argument(parser)
+    add_noise_argument(parser)
     parser.add_argument("--by-prompt-length", action="store_true", help="also print figures by length of the prompt")
     parser.add_argument("--no-probe", action="store_true", help="start at once, without a forecast and without a warm-up")
     parser.add_argument("--disable-tqdm", action="store_true", help="draw no progress bar")
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Save, then print the table. Status 1: nothing was answered, or the run contradicts itself or failed, 130: Ctrl-C.
+    """Save, then print the table. Status 1: nothing was answered, a self-check failed, or the run did, 130: Ctrl-C.
 
     After Ctrl-C or a failure the table is of what was done.
     """
@@ -87,22 +88,21 @@ def run(args: argparse.Namespace) -> int:
         run = before
     else:
         run = in_process(args, before, keep) if url is None else over_http(args, url, before, keep)
-    problems = _print(args, run, sections=sections, percentiles=percentiles)
+    checks = _print(args, run, sections=sections, percentiles=percentiles)
     if not_saved:
         raise not_saved[0]
     if not run.complete:
         not_kept = "it is not kept: give --save-result, and --resume can go on"
         say(f"{run.stopped_by}; {f'go on with: octavo bench serve --resume {saved[0]}' if saved else not_kept}")
         return 1 if run.failed else 130
-    from octavo.bench.ablation.result import CHECKS_OF_TIME  # numpy: not before something was measured
-
-    contradicts_itself = any(problem.check not in CHECKS_OF_TIME for problem in problems)
-    return 0 if any(record.succeeded for record in run.records) and not contradicts_itself else 1
+    failed = any(one.fails(allow_noise=args.allow_noise) for one in checks)
+    return 0 if any(record.succeeded for record in run.records) and not failed else 1
 
 
-def _print(args: argparse.Namespace, run: Run, *, sections: list[str], percentiles: list[float]) -> list[Problem]:
-    """The tables, then what contradicts itself."""
-    from octavo.bench.self_checks import failed_checks
+def _print(args: argparse.Namespace, run: Run, *, sections: list[str], percentiles: list[float]) -> list[Checked]:
+    """The tables, then what became of the self-checks, which are returned."""
+    from octavo.bench.check_lines import check_lines  # numpy: not before something was measured
+    from octavo.bench.self_checks import run_checks
     from octavo.bench.stability import in_words, stability
 
     records, settings = run.records, loop_lines(args)
@@ -116,10 +116,14 @@ def _print(args: argparse.Namespace, run: Run, *, sections: list[str], percentil
         print(f"\n{group_table('prompt', by_prompt_length(records))}")
     for error in list(dict.fromkeys(record.error for record in records if record.error))[:3]:
         say(f"failed: {error}")
-    problems = failed_checks(run)
-    for problem in problems:
-        say(f"self-check failed: {problem.check}: {problem.text}")
-    return problems
+    checks = run_checks(run)
+    lines = check_lines({"": checks})
+    for problem in lines.failed:
+        say(f"self-check failed: {problem}")
+    for reason in lines.not_applicable:
+        say(f"self-checks that do not apply: {reason}")
+    say(f"self-checks that passed: {lines.passed or 'none'}")
+    return checks
 
 
 def _url(args: argparse.Namespace) -> str | None:

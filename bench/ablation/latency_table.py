@@ -1,0 +1,47 @@
+"""Latencies of an ablation's cells, a line each, and what the requests said that have no whole answer.
+
+Must not know: engines, files, tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from octavo.bench.ablation.summary import CellSummary, Latency
+from octavo.bench.markdown import FEW_VALUES, UNKNOWN, p99, table, time
+from octavo.bench.runs import Run
+
+NAMES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+HEADS = ["cell", "latency", "mean", "p50", "p95", "p99", "values a repeat"]
+FIRST = 3  # kinds of failures of a cell that are listed
+
+
+def latencies(cells: Mapping[str, CellSummary]) -> list[str]:
+    """Medians of the repeats, of each cell; nothing without a cell."""
+    rows = [[name, label, *_figures(one.speed.latencies[field])] for name, one in cells.items() for field, label in NAMES.items()]
+    marked = any(row[HEADS.index("p99")].endswith("*") for row in rows)
+    return [*table(HEADS, rows), *(["", FEW_VALUES] if marked else [])]
+
+
+def _figures(one: Latency) -> list[str]:
+    fewest, most = min(one.counts), max(one.counts)
+    if not most:
+        return [UNKNOWN] * 4 + ["0"]
+    count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    return [*(time(value) for value in (one.mean, one.p50, one.p95)), p99(one.p99, count=fewest), count]
+
+
+def failures(cells: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Of each cell's runs, what failed requests said, the first of each kind; nothing where all were answered."""
+    lines = []
+    for name, runs in cells.items():
+        kinds: dict[str, list[str]] = {}
+        for run in runs:
+            for record in run.records:
+                if not record.succeeded:
+                    said = f"{record.finish_reason or 'unanswered'}{f': {record.error}' if record.error else ''}"
+                    kinds.setdefault(said, []).append(f"seed {run.work.seed}, request {record.index}")
+        lines += [f"* {name}: {len(where)} x {said} (the first: {where[0]})" for said, where in list(kinds.items())[:FIRST]]
+        if len(kinds) > FIRST:
+            lines.append(f"* {name}: further kinds of failures: {len(kinds) - FIRST}")
+    return ["Requests without a whole answer:", "", *lines] if lines else []
