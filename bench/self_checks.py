@@ -172,6 +172,8 @@ def gaps_make_up_the_whole(run: Run) -> str | None:
 
 def each_token_has_a_time(run: Run) -> str | None:
     """Where the tokens themselves are known, there are as many as there are times of tokens."""
+    if not any(record.token_ids for record in run.records):
+        raise DoesNotApply("no token is known")
     for record in run.records:
         if record.token_ids and len(record.token_ids) != len(record.token_times):
             return f"request {record.index}: {len(record.token_ids)} tokens came at {len(record.token_times)} times"

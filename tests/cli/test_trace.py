@@ -23,8 +23,20 @@ def test_a_log_becomes_a_trace_that_is_replayed(engine_words: list[str], tmp_pat
     assert main(words) == 2
     assert "exists already: give another name, or --force" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
-    replay = ["bench", "serve", *engine_words, "--no-probe", "--dataset-name", "trace", "--dataset-path", str(trace), "--num-prompts", "9"]
-    assert main([*replay, "--trace-time-scale", "0.5", "--allow-noise"]) == 0
+    replay = [
+        "bench",
+        "serve",
+        "--allow-noise",
+        *engine_words,
+        "--no-probe",
+        "--dataset-name",
+        "trace",
+        "--dataset-path",
+        str(trace),
+        "--num-prompts",
+        "9",
+    ]
+    assert main([*replay, "--allow-noise", "--trace-time-scale", "0.5", "--allow-noise"]) == 0
     out, err = capsys.readouterr()
     assert "Successful requests:                     6\n" in out and "the workload 'trace' has 6 requests, not 9" in err
 
@@ -38,7 +50,7 @@ def test_chats_of_a_log_find_their_prefixes_again(engine_words: list[str], tmp_p
     assert main(["trace", "anonymise", str(log), str(trace)]) == 0
     assert "3 requests, 2 of them later turns of conversations, over" in capsys.readouterr().err and "SECRET" not in trace.read_text()
     replay = ["bench", "serve", *engine_words, "--no-probe", "--dataset-name", "trace", "--dataset-path", str(trace), "--num-prompts", "3"]
-    assert main([*replay, "--save-result", "--result-dir", str(tmp_path), "--result-filename", "run"]) == 0
+    assert main([*replay, "--allow-noise", "--save-result", "--result-dir", str(tmp_path), "--result-filename", "run"]) == 0
     records = Run.load(tmp_path / "run").records
     lengths = [record.num_prompt_tokens for record in records]
     assert lengths == sorted(lengths) and 60 <= lengths[2] <= 90
