@@ -1,4 +1,4 @@
-"""Tables and times as our reports write them in Markdown.
+"""Tables, times and GiB as our reports write them in Markdown.
 
 Must not know: what is reported.
 """
@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 UNKNOWN = "-"
+GIB = 1 << 30  # bytes
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

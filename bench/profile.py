@@ -28,6 +28,7 @@ from octavo.bench.reports.shares import share_bars
 from octavo.bench.roofline import CostModel, Limits, cost_model, measure_limits
 from octavo.bench.step_log import StepLine, StepLog
 from octavo.bench.step_parts import ForwardParts, StepParts, timed_parts
+from octavo.bench.whole_files import write_whole
 from octavo.bench.work import Work
 from octavo.bench.workloads import make_work
 from octavo.core.engine import Engine
@@ -278,8 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     figure = args.out.with_suffix(".svg")
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        figure.write_text(plot(profiles), encoding="utf-8")
-        args.out.write_text(page(profiles, limits, about=about, figure=figure.name), encoding="utf-8")
+        write_whole(figure, plot(profiles))
+        write_whole(args.out, page(profiles, limits, about=about, figure=figure.name))
     except OSError as error:
         print(f"error: {args.out} cannot be written: {error.strerror}", file=sys.stderr)
         return 1

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from octavo.bench.whole_files import write_whole
 from octavo.core.processor import cpu_name
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.tokenizer import Tokenizer
@@ -170,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     page += ["", speed, "", *speed_table(found)]
     print("\n".join(page))
     if asked.out is not None:
-        asked.out.write_text("\n".join(page) + "\n", encoding="utf-8")
+        write_whole(asked.out, "\n".join(page) + "\n")
     return 0
 
 

@@ -49,7 +49,7 @@ def _judge(result: AblationResult, claim: ClaimSpec) -> Judged:
         return Judged(claim=claim, outcome="undecided", found=of.problem if of else "that cell did not run")
     interval, found = of.interval, str(of.interval)
     if claim.lost_at_most is not None:
-        return _judge_loss(result, claim, of.parent, found)
+        return _judge_loss(result, claim, of.parent, found, most=claim.lost_at_most)
     if claim.of_bound:
         bounds, share = _of_bound(result, claim, of.parent)
         found += f", of at most {median(bounds):.2f}x"
@@ -62,7 +62,7 @@ def _judge(result: AblationResult, claim: ClaimSpec) -> Judged:
         found += f"; prompts run in {100 * gaps:.1f} % of {of.parent}'s gaps"
         if gaps < claim.prefill_gaps_at_least:
             return Judged(claim=claim, outcome="undecided", found=f"{found}, which is less than the claim is about")
-    return Judged(claim=claim, outcome=_outcome(interval, claim), found=found)
+    return Judged(claim=claim, outcome=_outcome(interval.low, interval.high, least=claim.at_least, most=claim.at_most), found=found)
 
 
 def _of_bound(result: AblationResult, claim: ClaimSpec, parent: str) -> tuple[list[float], Interval | None]:
@@ -77,7 +77,7 @@ def _of_bound(result: AblationResult, claim: ClaimSpec, parent: str) -> tuple[li
     return bounds, ratio_interval([warm[repeat] for repeat in pairs], allowed, seed=result.spec.seed)
 
 
-def _judge_loss(result: AblationResult, claim: ClaimSpec, parent: str, found: str) -> Judged:
+def _judge_loss(result: AblationResult, claim: ClaimSpec, parent: str, found: str, *, most: float) -> Judged:
     """What the cell adds to the time outside of forward passes and sampling, as a share of its parent's whole run, pair by pair.
 
     Only where both ran the same steps: then the rest is the same work, and its noise would hide what is added.
@@ -88,11 +88,9 @@ def _judge_loss(result: AblationResult, claim: ClaimSpec, parent: str, found: st
     ]
     if any(_shapes(cold) != _shapes(warm) for cold, warm in pairs):
         return Judged(claim=claim, outcome="undecided", found=f"{found}; its steps were others than {parent}'s: a loss can't be told apart")
-    lost = mean_interval([(_outside(warm) - _outside(cold)) / _duration(cold) for cold, warm in pairs])
-    most = claim.lost_at_most or 0.0
-    outcome: Outcome = "holds" if lost[2] <= most else "fails" if lost[1] > most else "undecided"
-    low, high = (f"{100 * bound:.2f}" for bound in lost[1:])
-    return Judged(claim=claim, outcome=outcome, found=f"{found}; {100 * lost[0]:.2f} % [{low}, {high}] added outside of forward passes")
+    lost, low, high = mean_interval([(_outside(warm) - _outside(cold)) / _duration(cold) for cold, warm in pairs])
+    found += f"; {100 * lost:.2f} % [{100 * low:.2f}, {100 * high:.2f}] added outside of forward passes"
+    return Judged(claim=claim, outcome=_outcome(low, high, least=None, most=most), found=found)
 
 
 def _shapes(run: Run) -> list[tuple[int, int, int]]:
@@ -118,12 +116,12 @@ def check_claims(spec: AblationSpec) -> None:
             )
 
 
-def _outcome(interval: Interval, claim: ClaimSpec) -> Outcome:
-    least = -math.inf if claim.at_least is None else claim.at_least
-    most = math.inf if claim.at_most is None else claim.at_most
-    if least <= interval.low and interval.high <= most:
+def _outcome(low: float, high: float, *, least: float | None, most: float | None) -> Outcome:
+    """Of an interval; None is no bound."""
+    least, most = -math.inf if least is None else least, math.inf if most is None else most
+    if least <= low and high <= most:
         return "holds"
-    return "fails" if interval.high < least or interval.low > most else "undecided"
+    return "fails" if high < least or low > most else "undecided"
 
 
 def prefix_bound(cold: Run, warm: Run) -> float:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.identity import Identity
-from octavo.bench.markdown import UNKNOWN, table
+from octavo.bench.markdown import GIB, UNKNOWN, table
 from octavo.bench.runs import Run
 
-GIB = 1 << 30
 DIGITS = 8  # of a sha256
 HEADS = ["scenario", "cell", "stack", "config", "dtype", "threads", "workloads, a repeat each"]
 

@@ -18,12 +18,10 @@ from octavo.bench.ablation.roofline_table import rooflines
 from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import CellSummary, Speed, summarise
 from octavo.bench.check_lines import check_lines
-from octavo.bench.markdown import UNKNOWN, p99, table, time
+from octavo.bench.markdown import GIB, UNKNOWN, p99, table, time
 from octavo.bench.records import BROKEN
 from octavo.bench.runs import Run
 from octavo.bench.stability import NAMES, in_words
-
-GIB = 1 << 30
 
 
 def markdown(result: AblationResult, *, notes: Sequence[str] = (), figures: Mapping[str, Sequence[str]] | None = None) -> str:

@@ -25,6 +25,7 @@ from octavo.bench.peers.page import page
 from octavo.bench.peers.tasks import Task, make_tasks
 from octavo.bench.peers.worker import Contender, environment
 from octavo.bench.startup import StartupError, start_once
+from octavo.bench.whole_files import write_whole
 from octavo.core.errors import OctavoError
 from octavo.core.processor import cpu_name
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         try:
             args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(text, encoding="utf-8")
+            write_whole(args.out, text)
             outcome.save(args.out.with_suffix(".json"))
         except OSError as error:
             print(f"{text}\nerror: {args.out} cannot be written: {error.strerror}", file=sys.stderr)

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.whole_files import write_whole
+
 SCHEMA = 1
 
 
@@ -35,7 +37,7 @@ class Outcome:
 
     def save(self, path: Path) -> None:
         """As JSON. Raises OSError."""
-        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1), encoding="utf-8")
+        write_whole(path, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))
 
 
 def compare_tokens(ours: list[list[int]], theirs: list[list[int]]) -> tuple[float, float]:

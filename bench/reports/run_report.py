@@ -11,7 +11,7 @@ from dataclasses import asdict
 from octavo.bench.check_lines import check_lines
 from octavo.bench.distribution import Distribution
 from octavo.bench.identity import Identity, ServerIdentity
-from octavo.bench.markdown import FEW_VALUES, p99, table, time
+from octavo.bench.markdown import FEW_VALUES, GIB, p99, table, time
 from octavo.bench.metrics import Metrics, by_class, by_prompt_length, measure
 from octavo.bench.records import RequestRecord
 from octavo.bench.reports.doubts import CONTRADICTION, TOO_BUSY, warning
@@ -23,7 +23,6 @@ from octavo.bench.runs import Run
 from octavo.bench.self_checks import failed_checks, run_checks
 from octavo.bench.stability import in_words, stability
 
-GIB = 1 << 30
 LISTED = 20  # failures that are listed one by one
 LATENCIES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "token_gap": "token gap", "e2el": "end to end"}
 

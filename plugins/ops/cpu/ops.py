@@ -14,7 +14,7 @@ import torch
 from octavo.core.attention import StepAttention
 from octavo.core.errors import PluginContractError
 from octavo.core.model import Attend, Block, Ops
-from octavo.core.native import Library, NativeAttention
+from octavo.core.native import Library
 from octavo.core.native.library import TYPES
 from octavo.core.quantization import Quantization
 from octavo.plugins.ops.cpu.packing import AfterAttention, Arena, BeforeAttention, Layers, Packed
@@ -238,9 +238,9 @@ class CpuOps(Ops):
         attention = attend.native_calls() if isinstance(attend, StepAttention) else None
         if attention is None or attention.library is not self._library:
             return super().blocks(x, blocks, attend, heads=heads, eps=eps, cos=cos, sin=sin)
-        layers = self._layers
-        if layers is None or layers.made_of != (blocks, heads, eps, attention.shapes, attention.dtype):
-            layers = self._layers = self._bound(blocks, heads, eps, attention)
+        layers, made_of = self._layers, (blocks, heads, eps, attention.shapes, attention.dtype)
+        if layers is None or layers.made_of != made_of:
+            layers = self._layers = self._bound(*made_of)
         rows = attention.tokens
         self._check(x, "x", (rows, layers.hidden))
         _check_angles(cos, sin, (rows, layers.size // 2))
@@ -251,8 +251,10 @@ class CpuOps(Ops):
         _done(self._library.blocks(*arrays, len(blocks), x.data_ptr(), rows, *buffers, torch.get_num_threads()))
         return x
 
-    def _bound(self, blocks: Sequence[Block], heads: tuple[int, int], eps: float, attention: NativeAttention) -> Layers:
-        """What `blocks` needs of a model, checked once."""
+    def _bound(
+        self, blocks: Sequence[Block], heads: tuple[int, int], eps: float, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
+    ) -> Layers:
+        """What `blocks` needs of a model and of a kernel's layers of these shapes and type, checked once."""
         layers = [
             (
                 self._before_attention(block.qkv, (block.input_norm, block.q_norm, block.k_norm), eps, heads),
@@ -266,11 +268,11 @@ class CpuOps(Ops):
         if any(widths != wanted for widths in found):
             sizes = "inputs, outputs, inputs of `out` and head size"
             raise PluginContractError(f"ops 'cpu': {sizes} must be {wanted} in all layers, not {found}")
-        made_of, shape = (blocks, heads, eps, attention.shapes, attention.dtype), (*heads, size, size)
-        if attention.dtype != self.dtype or attention.shapes != (shape,) * len(blocks):
+        made_of, shape = (blocks, heads, eps, shapes, dtype), (*heads, size, size)
+        if dtype != self.dtype or shapes != (shape,) * len(blocks):
             raise PluginContractError(
                 f"ops 'cpu': the model has {len(blocks)} layers of heads and head sizes {shape} in {self.dtype}, the kernel "
-                f"{attention.shapes} in {attention.dtype}"
+                f"{shapes} in {dtype}"
             )
         return Layers(layers, made_of, hidden=hidden, size=size, widths=(blocks[0].qkv.n, blocks[0].out.k))
 
