@@ -25,13 +25,16 @@ FOLDERS = {"octavo": "src/octavo"} | {f"octavo.{folder}": folder for folder in (
 NATIVE = Path("core/native")
 NOTE = "native_build.txt"  # beside the library: why it could not be built; octavo.core.native.absence() quotes its first line
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]
-X86_LEVELS = {"avx2": ["-mavx2", "-mfma", "-mf16c"], "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+AVX512_BF16 = [*AVX512, "-mavx512bf16"]
+AMX_BF16 = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"]
+X86_LEVELS = {"avx2": ["-mavx2", "-mfma", "-mf16c"], "avx512": AVX512, "avx512_bf16": AVX512_BF16, "amx_bf16": AMX_BF16}
 LEVELS = {"plain": []} | (X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {})
 # What a compiler and its assembler must know besides the flags: the newest instruction of a level.
 PROBES = {
     "avx2": "__m256 probe(__m256 a, __m128i b) { return _mm256_fmadd_ps(a, a, _mm256_cvtph_ps(b)); }",
     "avx512": "__m512i probe(__m512i a) { return _mm512_maskz_mov_epi16(1, _mm512_mullo_epi64(a, a)); }",
     "avx512_bf16": "__m512 probe(__m512 a) { return _mm512_dpbf16_ps(a, (__m512bh)a, (__m512bh)a); }",
+    "amx_bf16": "void probe() { _tile_dpbf16ps(0, 1, 2); }",
 }
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"]

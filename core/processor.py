@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 # The widest comes first. Hypervisors shorten names: an "AMD EPYC" with AVX-512 and one without are not the same machine.
-VECTORS = {"avx512_bf16": "AVX-512 bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
+VECTORS = {"amx_bf16": "AVX-512 bf16, AMX", "avx512_bf16": "AVX-512 bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
 
 
 @cache

@@ -19,7 +19,8 @@ struct Best {
     float* values;  // [rows]
     int64_t* ids;
     int64_t n;
-    void operator()(int64_t column, int64_t row, int64_t count, float (&sums)[2][MR * NR]) const {
+    template <int size>
+    void operator()(int64_t column, int64_t row, int64_t count, float (&sums)[2][size]) const {
         for (int64_t i = 0; i < count; i++) {
             float* logits = &sums[0][i * NR];
             for (int64_t j = n - column; j < NR; j++) logits[j] = -INFINITY;

@@ -17,7 +17,14 @@ namespace OCTAVO_LEVEL {
 constexpr int64_t TILE_ROWS = 96;            // queries times heads, as far as a row of the batch has them
 constexpr int64_t TILE_KEYS = 128;
 constexpr int64_t TILE_PART = 1024;          // a multiple of TILE_KEYS
-constexpr int PRODUCT_ROWS = W == 16 ? 6 : 2;  // by 4 vectors: 24 sums of 32 registers, or 8 of 16
+
+// Rows of a product: by 4 vectors these are 24 sums of 32 registers, or 8 of 16. Where the processor has tiles, those of one.
+template <class T>
+constexpr int PRODUCT_ROWS = W == 16 ? 6 : 2;
+#if defined(OCTAVO_TILES)
+template <>
+constexpr int PRODUCT_ROWS<bf16> = TILE_HEIGHT;
+#endif
 
 OCTAVO_INLINE int64_t tile_tokens(const AttentionLayer& layer) { return max(1, TILE_ROWS / layer.group()); }
 
@@ -32,12 +39,12 @@ struct TileSpace {
     float *joined, *joined_highest, *joined_total;  // of the parts before: as sums, highest, total
     int64_t* positions;                  // [rows]
     TileSpace(const AttentionLayer& layer, Carver& carver) : q_stride(padded<T>(layer.k_size)), sum_stride(padded<T>(layer.v_size)) {
-        rows = ceil_div(tile_tokens(layer) * layer.group(), PRODUCT_ROWS) * PRODUCT_ROWS;
+        rows = ceil_div(tile_tokens(layer) * layer.group(), PRODUCT_ROWS<T>) * PRODUCT_ROWS<T>;
         q = carver.take<Operand>(rows * q_stride);
-        weights = carver.take<Operand>(PRODUCT_ROWS * TILE_KEYS);
+        weights = carver.take<Operand>(PRODUCT_ROWS<T> * TILE_KEYS);
         k = carver.take<float>(q_stride / Line<T>::depth * TILE_KEYS);
         v = carver.take<float>(TILE_KEYS / Line<T>::depth * sum_stride);
-        scores = carver.take<float>(PRODUCT_ROWS * TILE_KEYS);
+        scores = carver.take<float>(PRODUCT_ROWS<T> * TILE_KEYS);
         sums = carver.take<float>(rows * sum_stride);
         highest = carver.take<float>(rows);
         total = carver.take<float>(rows);
@@ -135,58 +142,117 @@ OCTAVO_INLINE vf weigh_row(float* scores, int64_t keys, Seen seen, typename Line
     return shrink;
 }
 
-// sums [PRODUCT_ROWS, columns from `column` on] = sums * shrink + weights times V.
+// sums of PRODUCT_ROWS rows from `row` on = sums * shrink + weights times V of so many keys: `vectors` vectors of columns, or all.
 template <class T, int vectors>
-OCTAVO_INLINE void add_columns(const TileSpace<T>& space, const vf (&shrink)[PRODUCT_ROWS], int64_t row, int64_t column, int64_t keys) {
-    vf acc[PRODUCT_ROWS][vectors];
+OCTAVO_INLINE void add_columns(const TileSpace<T>& space, const vf (&shrink)[PRODUCT_ROWS<T>], int64_t row, int64_t column, int64_t keys) {
+    vf acc[PRODUCT_ROWS<T>][vectors];
     float* sums = space.sums + row * space.sum_stride + column;
-    OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < vectors; j++)
+    OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS<T>; i++) OCTAVO_UNROLL for (int j = 0; j < vectors; j++)
         acc[i][j] = load(sums + i * space.sum_stride + j * W) * shrink[i];
-    multiply_words<T, PRODUCT_ROWS, vectors>(space.weights, TILE_KEYS, space.v + column, space.sum_stride, keys / Line<T>::depth, acc);
-    OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < vectors; j++)
+    multiply_words<T, PRODUCT_ROWS<T>, vectors>(space.weights, TILE_KEYS, space.v + column, space.sum_stride, keys / Line<T>::depth, acc);
+    OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS<T>; i++) OCTAVO_UNROLL for (int j = 0; j < vectors; j++)
         store(sums + i * space.sum_stride + j * W, acc[i][j]);
+}
+
+template <class T>
+OCTAVO_INLINE void add_values(const TileSpace<T>& space, const vf (&shrink)[PRODUCT_ROWS<T>], int64_t row, int64_t keys) {
+    int64_t column = 0;
+    for (; column + 4 * W <= space.sum_stride; column += 4 * W) add_columns<T, 4>(space, shrink, row, column, keys);
+    for (; column + 2 * W <= space.sum_stride; column += 2 * W) add_columns<T, 2>(space, shrink, row, column, keys);
+    for (; column < space.sum_stride; column += W) add_columns<T, 1>(space, shrink, row, column, keys);
 }
 
 // q . k of PRODUCT_ROWS rows from `row` on and of 4 W packed keys from `key` on. In fp32 a sum takes RUN products and is then added to the
 // others: one sum over 128 products lost so many bits that outputs were off by 5e-6.
 template <class T>
-OCTAVO_INLINE void dots_of_rows(const TileSpace<T>& space, int64_t row, int64_t key, int64_t steps, vf (&dots)[PRODUCT_ROWS][4]) {
+OCTAVO_INLINE void dots_of_rows(const TileSpace<T>& space, int64_t row, int64_t key, int64_t steps, vf (&dots)[PRODUCT_ROWS<T>][4]) {
     constexpr int64_t RUN = 32;
     const typename Line<T>::Operand* q = space.q + row * space.q_stride;
     const float* k = space.k + key;
-    if (sizeof(T) < 4) return multiply_words<T, PRODUCT_ROWS, 4>(q, space.q_stride, k, TILE_KEYS, steps, dots);
+    if (sizeof(T) < 4) return multiply_words<T, PRODUCT_ROWS<T>, 4>(q, space.q_stride, k, TILE_KEYS, steps, dots);
     for (int64_t first = 0; first < steps; first += RUN) {
-        vf part[PRODUCT_ROWS][4] = {};
-        multiply_words<T, PRODUCT_ROWS, 4>(q + first, space.q_stride, k + first * TILE_KEYS, TILE_KEYS, min(RUN, steps - first), part);
-        OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++) dots[i][j] += part[i][j];
+        vf part[PRODUCT_ROWS<T>][4] = {};
+        multiply_words<T, PRODUCT_ROWS<T>, 4>(q + first, space.q_stride, k + first * TILE_KEYS, TILE_KEYS, min(RUN, steps - first), part);
+        OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS<T>; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++) dots[i][j] += part[i][j];
     }
 }
+
+// Scores of PRODUCT_ROWS rows from `row` on over 4 W packed keys from `key` on.
+template <class T>
+OCTAVO_INLINE void score_rows(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t key) {
+    const Score score(layer);
+    vf dots[PRODUCT_ROWS<T>][4] = {};
+    dots_of_rows(space, row, key, ceil_div(layer.k_size, Line<T>::depth), dots);
+    OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS<T>; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++)
+        store(space.scores + i * TILE_KEYS + key + j * W, Score::of(score, dots[i][j]));
+}
+
+#if defined(OCTAVO_TILES)
+// The same two products in the processor's tiles, for which pairs lie as they are wanted.
+
+// Tiles 0 to 3 += rows of A [16, steps] times b [steps, 4 W].
+OCTAVO_INLINE void multiply_rows(const bf16* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t steps) {
+    for (int64_t s = 0; s < steps; s += TILE_WORDS) {
+        const float* words = b + s * b_stride;
+        load_tile<A>(a + 2 * s, a_stride * sizeof(bf16));
+        load_tile<B>(words, b_stride * sizeof(float)), multiply_tiles<0>();
+        load_tile<B>(words + W, b_stride * sizeof(float)), multiply_tiles<1>();
+        load_tile<B>(words + 2 * W, b_stride * sizeof(float)), multiply_tiles<2>();
+        load_tile<B>(words + 3 * W, b_stride * sizeof(float)), multiply_tiles<3>();
+    }
+}
+
+OCTAVO_INLINE void score_rows(const AttentionLayer& layer, const TileSpace<bf16>& space, int64_t row, int64_t key) {
+    float* scores = space.scores + key;
+    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    multiply_rows(space.q + row * space.q_stride, space.q_stride, space.k + key, TILE_KEYS, space.q_stride / 2);
+    store_tile<0>(scores, TILE_KEYS * sizeof(float)), store_tile<1>(scores + W, TILE_KEYS * sizeof(float));
+    store_tile<2>(scores + 2 * W, TILE_KEYS * sizeof(float)), store_tile<3>(scores + 3 * W, TILE_KEYS * sizeof(float));
+    const Score score(layer);
+    for (int i = 0; i < TILE_HEIGHT; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++) {
+        float* at = scores + i * TILE_KEYS + j * W;
+        store(at, Score::of(score, load(at)));
+    }
+}
+
+OCTAVO_INLINE void add_values(const TileSpace<bf16>& space, const vf (&shrink)[TILE_HEIGHT], int64_t row, int64_t keys) {
+    const int64_t row_bytes = space.sum_stride * sizeof(float);
+    float* sums = space.sums + row * space.sum_stride;
+    for (int i = 0; i < TILE_HEIGHT; i++)
+        for (int64_t d = 0; d < space.sum_stride; d += W) store(sums + i * space.sum_stride + d, load(sums + i * space.sum_stride + d) * shrink[i]);
+    int64_t column = 0;
+    for (; column + 4 * W <= space.sum_stride; column += 4 * W) {
+        float* at = sums + column;
+        load_tile<0>(at, row_bytes), load_tile<1>(at + W, row_bytes), load_tile<2>(at + 2 * W, row_bytes), load_tile<3>(at + 3 * W, row_bytes);
+        multiply_rows(space.weights, TILE_KEYS, space.v + column, space.sum_stride, keys / 2);
+        store_tile<0>(at, row_bytes), store_tile<1>(at + W, row_bytes), store_tile<2>(at + 2 * W, row_bytes), store_tile<3>(at + 3 * W, row_bytes);
+    }
+    for (; column < space.sum_stride; column += W) {
+        load_tile<0>(sums + column, row_bytes);
+        for (int64_t s = 0; s < keys / 2; s += TILE_WORDS) {
+            load_tile<A>(space.weights + 2 * s, TILE_KEYS * sizeof(bf16));
+            load_tile<B>(space.v + s * space.sum_stride + column, row_bytes), multiply_tiles<0>();
+        }
+        store_tile<0>(sums + column, row_bytes);
+    }
+}
+#endif
 
 // PRODUCT_ROWS rows from `row` on over the packed keys, of which they see `seen`; `live` of the rows exist.
 template <class T>
 static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t live, const Seen* seen) {
-    typedef Line<T> L;
     constexpr int panel = 4 * W;
     int64_t last = 0, first = TILE_KEYS;
     for (int64_t i = 0; i < live; i++) last = max(last, seen[i].to), first = min(first, seen[i].from);
     if (last <= 0 || first >= TILE_KEYS) return;
     const int64_t keys = min(TILE_KEYS, ceil_div(last, panel) * panel);
-    const Score score(layer);
-    for (int64_t key = 0; key < keys; key += panel) {
-        vf dots[PRODUCT_ROWS][4] = {};
-        dots_of_rows(space, row, key, ceil_div(layer.k_size, L::depth), dots);
-        OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++)
-            store(space.scores + i * TILE_KEYS + key + j * W, Score::of(score, dots[i][j]));
-    }
-    vf shrink[PRODUCT_ROWS];
-    for (int64_t i = 0; i < PRODUCT_ROWS; i++)
+    for (int64_t key = 0; key < keys; key += panel) score_rows(layer, space, row, key);
+    vf shrink[PRODUCT_ROWS<T>];
+    for (int64_t i = 0; i < PRODUCT_ROWS<T>; i++)
         shrink[i] = i < live ? weigh_row<T>(space.scores + i * TILE_KEYS, keys, seen[i], space.weights + i * TILE_KEYS, space.highest[row + i],
                                             space.total[row + i])
                              : set1(0.0f);
-    int64_t column = 0;
-    for (; column + 4 * W <= space.sum_stride; column += 4 * W) add_columns<T, 4>(space, shrink, row, column, keys);
-    for (; column + 2 * W <= space.sum_stride; column += 2 * W) add_columns<T, 2>(space, shrink, row, column, keys);
-    for (; column < space.sum_stride; column += W) add_columns<T, 1>(space, shrink, row, column, keys);
+    add_values(space, shrink, row, keys);
 }
 
 // The item of a tile of queries.
@@ -200,13 +266,16 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
             to_operands(in.q + (item.token + t) * in.q_token_stride + (head + g) * in.q_head_stride, layer.k_size, space.q + r * space.q_stride);
             space.positions[r] = item.position + t;
         }
-    memset(space.weights, 0, PRODUCT_ROWS * TILE_KEYS * sizeof(*space.weights));
+    memset(space.weights, 0, PRODUCT_ROWS<T> * TILE_KEYS * sizeof(*space.weights));
     const bool several = item.first / TILE_PART != (item.stop - 1) / TILE_PART;
     if (several) {
         for (int64_t r = 0; r < rows; r++) space.joined_highest[r] = LOWEST, space.joined_total[r] = 0;
         memset(space.joined, 0, rows * space.sum_stride * sizeof(float));
     }
     space.clear(rows);
+#if defined(OCTAVO_TILES)
+    configure_tiles(TILE_HEIGHT);
+#endif
     int64_t slots[TILE_KEYS + W];
     for (int64_t key = item.first / TILE_KEYS * TILE_KEYS; key < item.stop; key += TILE_KEYS) {
         // Keys before the item's first, which no query sees, are that one once more: only what the row may see is ever read.
@@ -215,9 +284,9 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
         for (int64_t i = 0; i < before; i++) slots[i] = slots[before];
         for (int64_t i = n; i % W; i++) slots[i] = slots[n - 1];
         pack_keys(layer, in, item.kv_head, space, slots, n, TILE_KEYS);
-        for (int64_t row = 0; row < rows; row += PRODUCT_ROWS) {
-            int64_t live = min(PRODUCT_ROWS, rows - row);
-            Seen seen[PRODUCT_ROWS];
+        for (int64_t row = 0; row < rows; row += PRODUCT_ROWS<T>) {
+            int64_t live = min(PRODUCT_ROWS<T>, rows - row);
+            Seen seen[PRODUCT_ROWS<T>];
             for (int64_t i = 0; i < live; i++) {
                 int64_t position = space.positions[row + i];
                 seen[i] = {layer.window ? position - layer.window + 1 - key : 0, min(n, position + 1 - key)};
@@ -229,6 +298,9 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
             space.clear(rows);
         }
     }
+#if defined(OCTAVO_TILES)
+    release_tiles();
+#endif
     const float *sums = several ? space.joined : space.sums, *highest = several ? space.joined_highest : space.highest;
     const float* total = several ? space.joined_total : space.total;
     for (int64_t r = 0; r < rows; r++)

@@ -29,11 +29,12 @@ void* scratch(int64_t bytes);
 namespace OCTAVO_LEVEL {
 
 constexpr int NR = 3 * W;
-constexpr int MR = W == 16 ? 8 : 4;  // sums: 24 of 32 registers, or 12 of 16
+constexpr int MR = W == 16 ? 8 : 4;  // rows of a tile in vector registers; sums: 24 of 32 registers, or 12 of 16
 
 // How weights of a type lie in panels, and what they are multiplied with.
 //   Word: of one column and step; `depth` of k; multiplied in `phases` products
 //   Input: what is read of x for one product; `direct`: x as it is in memory will do
+//   height: rows of a tile at most
 template <class T>
 struct Format;
 
@@ -41,7 +42,7 @@ template <>
 struct Format<f32> {
     typedef float Word;
     typedef float Input;
-    static constexpr int depth = 1, phases = 1;
+    static constexpr int depth = 1, phases = 1, height = MR;
     static constexpr bool direct = true;
     template <int phase>
     OCTAVO_INLINE vf weight(const Word* p) { return load_bits<vf>(p); }
@@ -63,6 +64,11 @@ struct Format<bf16> {
     typedef uint32_t Word;
     typedef uint32_t Input;  // a pair
     static constexpr int depth = 2, phases = 1;
+#if defined(OCTAVO_TILES)
+    static constexpr int height = TILE_HEIGHT;
+#else
+    static constexpr int height = MR;
+#endif
     static constexpr bool direct = true;
     template <int phase>
     OCTAVO_INLINE vf weight(const Word* p) { return load_bits<vf>(p); }
@@ -137,7 +143,7 @@ static __attribute__((noinline)) void tile(const char* x, int64_t x_stride, cons
 }
 
 template <class T>
-OCTAVO_INLINE void tile_of(int64_t rows, const char* x, int64_t x_stride, const typename Format<T>::Word* panel, int64_t steps,
+static void tile_of(int64_t rows, const char* x, int64_t x_stride, const typename Format<T>::Word* panel, int64_t steps,
                            const float* bias, Ahead ahead, float* out) {
     switch (rows) {
         case 1: return tile<T, 1>(x, x_stride, panel, steps, bias, ahead, out);
@@ -152,6 +158,35 @@ OCTAVO_INLINE void tile_of(int64_t rows, const char* x, int64_t x_stride, const 
             case 8: return tile<T, MR == 8 ? 8 : 1>(x, x_stride, panel, steps, bias, ahead, out);
         }
 }
+
+#if defined(OCTAVO_TILES)
+// Rows of pairs in the processor's own tiles: 16 words of k at a time, of which three tiles of columns lie in a panel as they are wanted. Words
+// that are left are multiplied as vectors. One row too goes this way, since the sums' order is not that of vdpbf16ps.
+template <>
+__attribute__((noinline)) void tile_of<bf16>(int64_t rows, const char* x, int64_t x_stride, const uint32_t* panel, int64_t steps,
+                                             const float* bias, Ahead ahead, float* out) {
+    constexpr int64_t row_bytes = NR * sizeof(uint32_t);
+    configure_tiles(rows);
+    int64_t s = 0;
+    for (; s + TILE_WORDS <= steps; s += TILE_WORDS) {
+        for (int q = 0; q < ahead.lines * TILE_WORDS / 4; q++) __builtin_prefetch(ahead.start + q * 64, 0, 2);
+        ahead.start += ahead.lines * TILE_WORDS / 4 * 64;
+        const uint32_t* words = panel + s * NR;
+        load_tile<A>(x + s * sizeof(uint32_t), x_stride);
+        load_tile<B>(words, row_bytes), multiply_tiles<0>();
+        load_tile<B>(words + W, row_bytes), multiply_tiles<1>();
+        load_tile<B>(words + 2 * W, row_bytes), multiply_tiles<2>();
+    }
+    store_tile<0>(out, row_bytes), store_tile<1>(out + W, row_bytes), store_tile<2>(out + 2 * W, row_bytes);
+    if (s == steps && !bias) return;
+    for (int64_t i = 0; i < rows; i++) {
+        vf sums[1][3];
+        OCTAVO_UNROLL for (int j = 0; j < 3; j++) sums[0][j] = load(out + i * NR + j * W);
+        for (int64_t r = s; r < steps; r++) step<bf16, 1>(x + i * x_stride + r * sizeof(uint32_t), 0, panel + r * NR, sums);
+        OCTAVO_UNROLL for (int j = 0; j < 3; j++) store(out + i * NR + j * W, bias ? sums[0][j] + load(bias + j * W) : sums[0][j]);
+    }
+}
+#endif
 
 // ---- activations in the form that tiles read
 
@@ -222,7 +257,12 @@ struct Share {
 template <class Function>
 OCTAVO_INLINE void in_parallel(int threads, Function f) {
 #pragma omp parallel num_threads(threads)
-    f(Share{omp_get_thread_num(), omp_get_num_threads()});
+    {
+        f(Share{omp_get_thread_num(), omp_get_num_threads()});
+#if defined(OCTAVO_TILES)
+        release_tiles();
+#endif
+    }
 }
 
 OCTAVO_INLINE void barrier() {
@@ -245,31 +285,32 @@ OCTAVO_INLINE int64_t scratch_for_inputs(int64_t rows, int64_t k) {
 }
 
 // Call f(panel, first row, number of rows) for this thread's share: whole panels, so that a weight is read once; where these are few for many
-// threads, parts of the rows too.
+// threads, parts of the rows too, of `height` at least.
 template <class Function>
-OCTAVO_INLINE void for_panels(int64_t panels, int64_t rows, Share share, Function f) {
+OCTAVO_INLINE void for_panels(int64_t panels, int64_t rows, int height, Share share, Function f) {
     int64_t parts = 1;
-    while (panels * parts < 4 * share.threads && rows >= 2 * parts * MR && share.threads > 1) parts *= 2;
+    while (panels * parts < 4 * share.threads && rows >= 2 * parts * height && share.threads > 1) parts *= 2;
     for (int64_t item = share.begin(panels * parts); item < share.end(panels * parts); item++) {
         int64_t part = item / panels, first = rows * part / parts;
         f(item % panels, first, rows * (part + 1) / parts - first);
     }
 }
 
-// This thread's share of all tiles. For each, sink(column, row, count, sums): sums [groups][MR * NR] of `count` rows from `row` on and of the
+// This thread's share of all tiles. For each, sink(column, row, count, sums): sums [groups][height * NR] of `count` rows from `row` on and of the
 // columns from `column` on, as many of NR as there are.
 template <class T, class Sink>
 static void multiply(const Weight& w, Inputs in, int64_t rows, Share share, Sink sink) {
     typedef typename Format<T>::Word Word;
+    constexpr int height_most = Format<T>::height;
     const int64_t steps = steps_of<T>(w.k), panel_words = steps * NR, panels = ceil_div(w.n, NR);
     const Word* words = (const Word*)w.panels;
-    for_panels(panels, rows, share, [&](int64_t panel, int64_t first, int64_t count) {
-        int64_t tiles = ceil_div(count, MR);
+    for_panels(panels, rows, height_most, share, [&](int64_t panel, int64_t first, int64_t count) {
+        int64_t tiles = ceil_div(count, height_most);
         const Word* at = words + panel * w.groups * panel_words;
         // While this panel's tiles are computed the next panel is fetched, in equal parts by the first six tiles at most.
         int64_t fetching = max(1, min(tiles, 6)), per_tile = ceil_div(lines_of_four_steps<T>(), fetching);
         const char* next = (const char*)(at + w.groups * panel_words);
-        float sums[2][MR * NR];
+        float sums[2][height_most * NR];
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = first + count * t / tiles, height = first + count * (t + 1) / tiles - row;  // even heights: 5 + 4, not 8 + 1
             for (int g = 0; g < w.groups; g++) {
@@ -291,7 +332,8 @@ struct Store {
     int64_t stride;
     const T* add;
     int64_t add_stride, n;
-    void operator()(int64_t column, int64_t row, int64_t count, float (&sums)[2][MR * NR]) const {
+    template <int size>
+    void operator()(int64_t column, int64_t row, int64_t count, float (&sums)[2][size]) const {
         for (int64_t i = 0; i < count; i++)
             for (int64_t j = 0; j < NR && column + j < n; j += W) {
                 T* to = out + (row + i) * stride + column + j;
@@ -309,7 +351,8 @@ template <class T>
 struct StoreGated {
     T* out;
     int64_t stride, n;
-    void operator()(int64_t column, int64_t row, int64_t count, float (&sums)[2][MR * NR]) const {
+    template <int size>
+    void operator()(int64_t column, int64_t row, int64_t count, float (&sums)[2][size]) const {
         for (int64_t i = 0; i < count; i++)
             for (int64_t j = 0; j < NR && column + j < n; j += W) {
                 T* to = out + (row + i) * stride + column + j;

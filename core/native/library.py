@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo")
 
-LEVELS = ("plain", "avx2", "avx512", "avx512_bf16")  # each needs all that those before it do
+LEVELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx_bf16")  # each needs all that those before it do
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 QUANTIZATIONS = {None: 0, "int8": 1, "int4": 2}
 

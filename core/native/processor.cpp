@@ -7,6 +7,8 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -30,10 +32,21 @@ uint32_t saved_registers() {
 }
 
 constexpr uint32_t YMM = 0x6, ZMM = 0xe6;  // SSE and AVX state; with AVX-512's masks, upper halves and upper registers
+constexpr uint32_t TILES = 0x60000;        // AMX's configuration and data
+
+// Linux saves a process's tiles (8 KiB) only once it was asked to.
+bool may_use_tiles() {
+#if defined(__linux__)
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
+}
 
 // By CPUID's leaves 1 and 7 as the manuals number them, since compilers differ in what __builtin_cpu_supports knows by name.
 struct Processor {
-    bool avx2 = false, avx512 = false, avx512_bf16 = false;
+    bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false;
     Processor() {
         unsigned a, b, c, d;
         if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, 27)) return;  // OSXSAVE: there is xgetbv
@@ -41,8 +54,10 @@ struct Processor {
         const uint32_t saved = saved_registers();
         if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
         avx2 = avx && fma && f16c && has(b, 5) && (saved & YMM) == YMM;
+        const bool tiles = has(d, 22) && has(d, 24) && (saved & TILES) == TILES;
         avx512 = avx2 && has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) && (saved & ZMM) == ZMM;  // F, DQ, BW, VL
         if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) avx512_bf16 = avx512 && has(a, 5);
+        amx_bf16 = avx512_bf16 && tiles && may_use_tiles();
     }
 };
 
@@ -57,6 +72,7 @@ OCTAVO_EXPORT int octavo_processor_runs(const char* level) {
     if (!strcmp(level, "avx2")) return processor.avx2;
     if (!strcmp(level, "avx512")) return processor.avx512;
     if (!strcmp(level, "avx512_bf16")) return processor.avx512_bf16;
+    if (!strcmp(level, "amx_bf16")) return processor.amx_bf16;
 #endif
     return 0;
 }

@@ -394,5 +394,47 @@ OCTAVO_INLINE void unzip_columns(vf (&v)[2]) {
 }
 #endif
 
+// ---- tiles: eight registers of up to 16 rows of 64 bytes, for processors that multiply these (AMX)
+
+#if defined(__AMX_BF16__)
+#define OCTAVO_TILES 1
+
+constexpr int TILE_HEIGHT = 16, TILE_WORDS = 16;  // rows of a tile, words of a row
+constexpr int A = 6, B = 7;                         // factors; 0 to 5 are sums
+
+// From here on sums and A have so many rows, B has all; they are zero.
+OCTAVO_INLINE void configure_tiles(int64_t rows) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } as = {};
+    as.palette = 1;
+    for (int i = 0; i < 8; i++) as.row_bytes[i] = 64, as.rows[i] = (uint8_t)(i == B ? TILE_HEIGHT : rows);
+    __asm__ volatile("ldtilecfg %0" ::"m"(as));
+}
+// Before a thread does something else: tiles in use cost every change of tasks 8 KiB.
+OCTAVO_INLINE void release_tiles() { __asm__ volatile("tilerelease"); }
+
+// Rows at p, so many bytes apart, to a tile and back.
+template <int tile>
+OCTAVO_INLINE void load_tile(const void* p, int64_t row_bytes) {
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(row_bytes), "i"(tile) : "memory");
+}
+template <int tile>
+OCTAVO_INLINE void store_tile(void* p, int64_t row_bytes) {
+    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(row_bytes), "i"(tile) : "memory");
+}
+template <int tile>
+OCTAVO_INLINE void clear_tile() {
+    __asm__ volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+// sums += A B, words of A and B being pairs of bf16.
+template <int sums>
+OCTAVO_INLINE void multiply_tiles() {
+    __asm__ volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(B), "i"(A), "i"(sums));
+}
+#endif
+
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

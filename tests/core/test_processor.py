@@ -11,6 +11,10 @@ from octavo.core.processor import cpu_name, describe
 ZEN_3 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fma f16c avx avx2\n\nprocessor\t: 1\nmodel name\t: other\nflags\t: avx512f\n"
 ZEN_4 = ZEN_3.replace("avx2\n", "avx2 avx512f avx512_bf16\n", 1)
 
+SAPPHIRE_RAPIDS = (
+    "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t\t: avx2 avx512f avx512_bf16 amx_bf16 avx512_fp16 amx_tile\n"
+)
+
 
 @pytest.mark.parametrize(
     ("cpuinfo", "name"),
@@ -18,6 +22,7 @@ ZEN_4 = ZEN_3.replace("avx2\n", "avx2 avx512f avx512_bf16\n", 1)
         (ZEN_3, "AMD EPYC (AVX2)"),
         (ZEN_4, "AMD EPYC (AVX-512 bf16)"),
         (ZEN_4.replace(" avx512_bf16", ""), "AMD EPYC (AVX-512)"),
+        (SAPPHIRE_RAPIDS, "Intel(R) Xeon(R) Processor (AVX-512 bf16, AMX)"),
         ("processor\t: 0\nmodel name\t: Old\nflags\t: sse2\n", "Old"),
         ("processor\t: 0\nFeatures\t: asimd\n", ""),
     ],

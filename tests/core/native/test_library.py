@@ -139,6 +139,7 @@ def test_levels_are_those_that_linux_sees() -> None:
         "avx2": {"avx2", "fma", "f16c"},
         "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
         "avx512_bf16": {"avx512_bf16"},
+        "amx_bf16": {"amx_tile", "amx_bf16"},
     }
     assert levels() == tuple(itertools.takewhile(lambda level: needed[level] <= flags, LEVELS))
 
