@@ -65,7 +65,7 @@ struct Format<bf16> {
     typedef uint32_t Input;  // a pair
     static constexpr int depth = 2, phases = 1;
 #if defined(OCTAVO_TILES)
-    static constexpr int height = TILE_HEIGHT;
+    static constexpr int height = 2 * TILE_HEIGHT;
 #else
     static constexpr int height = MR;
 #endif
@@ -160,24 +160,33 @@ static void tile_of(int64_t rows, const char* x, int64_t x_stride, const typenam
 }
 
 #if defined(OCTAVO_TILES)
-// Rows of pairs in the processor's own tiles: 16 words of k at a time, of which three tiles of columns lie in a panel as they are wanted. Words
+// Rows of pairs in the processor's own tiles: 16 words of k at a time, of which a panel holds three tiles of columns as they are wanted. Words
 // that are left are multiplied as vectors. One row too goes this way, since the sums' order is not that of vdpbf16ps.
-template <>
-__attribute__((noinline)) void tile_of<bf16>(int64_t rows, const char* x, int64_t x_stride, const uint32_t* panel, int64_t steps,
-                                             const float* bias, Ahead ahead, float* out) {
+//
+// More than 16 rows are two tiles, the second of which ends with the last row and may begin within the first: columns are read once for both.
+template <bool two>
+static __attribute__((noinline)) void tile_of_pairs(int64_t rows, const char* x, int64_t x_stride, const uint32_t* panel, int64_t steps,
+                                                    const float* bias, Ahead ahead, float* out) {
     constexpr int64_t row_bytes = NR * sizeof(uint32_t);
-    configure_tiles(rows);
+    const int64_t height = two ? ceil_div(rows, 2) : rows, second = rows - height;
+    configure_tiles(height);
     int64_t s = 0;
     for (; s + TILE_WORDS <= steps; s += TILE_WORDS) {
         for (int q = 0; q < ahead.lines * TILE_WORDS / 4; q++) __builtin_prefetch(ahead.start + q * 64, 0, 2);
         ahead.start += ahead.lines * TILE_WORDS / 4 * 64;
         const uint32_t* words = panel + s * NR;
-        load_tile<A>(x + s * sizeof(uint32_t), x_stride);
+        const char *first_rows = x + s * sizeof(uint32_t), *second_rows = first_rows + second * x_stride;
+        load_tile<A>(first_rows, x_stride);
         load_tile<B>(words, row_bytes), multiply_tiles<0>();
+        if (two) load_tile<A>(second_rows, x_stride), multiply_tiles<3>(), load_tile<A>(first_rows, x_stride);
         load_tile<B>(words + W, row_bytes), multiply_tiles<1>();
+        if (two) load_tile<A>(second_rows, x_stride), multiply_tiles<4>(), load_tile<A>(first_rows, x_stride);
         load_tile<B>(words + 2 * W, row_bytes), multiply_tiles<2>();
+        if (two) load_tile<A>(second_rows, x_stride), multiply_tiles<5>();
     }
     store_tile<0>(out, row_bytes), store_tile<1>(out + W, row_bytes), store_tile<2>(out + 2 * W, row_bytes);
+    float* after = out + second * NR;
+    if (two) store_tile<3>(after, row_bytes), store_tile<4>(after + W, row_bytes), store_tile<5>(after + 2 * W, row_bytes);
     if (s == steps && !bias) return;
     for (int64_t i = 0; i < rows; i++) {
         vf sums[1][3];
@@ -185,6 +194,13 @@ __attribute__((noinline)) void tile_of<bf16>(int64_t rows, const char* x, int64_
         for (int64_t r = s; r < steps; r++) step<bf16, 1>(x + i * x_stride + r * sizeof(uint32_t), 0, panel + r * NR, sums);
         OCTAVO_UNROLL for (int j = 0; j < 3; j++) store(out + i * NR + j * W, bias ? sums[0][j] + load(bias + j * W) : sums[0][j]);
     }
+}
+
+template <>
+[[maybe_unused]] void tile_of<bf16>(int64_t rows, const char* x, int64_t x_stride, const uint32_t* panel, int64_t steps, const float* bias, Ahead ahead,
+                   float* out) {
+    if (rows > TILE_HEIGHT) tile_of_pairs<true>(rows, x, x_stride, panel, steps, bias, ahead, out);
+    else tile_of_pairs<false>(rows, x, x_stride, panel, steps, bias, ahead, out);
 }
 #endif
 
