@@ -91,7 +91,8 @@ sanitize: $(VENV)/.dev  ## the native library's tests, with AddressSanitizer and
 	    $(BIN)/python setup.py -q build_ext --build-lib build/sanitize --build-temp build/sanitize
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 OMP_NUM_THREADS=2 OCTAVO_NATIVE_LIBRARY=build/sanitize/octavo/core/native/liboctavo.so \
-	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/ops/test_cpu_weight_only.py tests/plugins/kernels/test_cpu_paged.py
+	    $(BIN)/python -m pytest tests/core/native tests/plugins/ops/test_cpu.py tests/plugins/ops/test_cpu_layers.py tests/plugins/ops/test_cpu_weight_only.py \
+	    tests/plugins/kernels/test_cpu_paged.py
 
 arm: $(VENV)/.dev  ## the native library built for Arm and run under QEMU, where both are installed
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -rs tests/core/native/test_other_processors.py

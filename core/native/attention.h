@@ -71,7 +71,7 @@ constexpr float LOWEST = -1e30f;  // a maximum before there was a key: exp2(LOWE
 constexpr float HIDDEN = -INFINITY;
 
 // How rows of K and V are multiplied: `size` elements at a time, which are W words as K, and `vectors` vectors of columns as V.
-// An Operand is q or a softmax weight; `depth` of them make a word.
+// An Operand is q or a softmax weight, which is 2^x; `depth` of them make a word.
 template <class T>
 struct Line {
     typedef f32 Operand;
@@ -80,6 +80,7 @@ struct Line {
     OCTAVO_INLINE vf read_first(const T* p, int64_t n) { return load_first(p, n); }
     OCTAVO_INLINE vf broadcast(const Operand* p) { return set1(*p); }
     OCTAVO_INLINE vf multiply(vf a, vf b, vf sum) { return fma(a, b, sum); }
+    OCTAVO_INLINE vf weight(vf x) { return exp2(x); }
     OCTAVO_INLINE void columns(vf row, vf, vf (&to)[1]) { to[0] = row; }
     OCTAVO_INLINE void natural_order(vf (&)[1]) {}
 };
@@ -93,6 +94,7 @@ struct Line<bf16> {
     OCTAVO_INLINE vf read_first(const bf16* p, int64_t n) { return load_pairs_first(p, n); }
     OCTAVO_INLINE vf broadcast(const Operand* p) { return set1(from_bits(load_bits<uint32_t>(p))); }
     OCTAVO_INLINE vf multiply(vf a, vf b, vf sum) { return multiply_pairs(a, b, sum); }
+    OCTAVO_INLINE vf weight(vf x) { return exp2_of_bf16(x); }
     OCTAVO_INLINE void columns(vf row, vf next, vf (&to)[2]) { zip_columns(row, next, to); }
     OCTAVO_INLINE void natural_order(vf (&v)[2]) { unzip_columns(v); }
 };

@@ -35,7 +35,7 @@ struct TileSpace {
     Operand *q, *weights;                // [rows, q_stride], [PRODUCT_ROWS, TILE_KEYS]
     float *k, *v;                        // words [k_size / depth, TILE_KEYS], [TILE_KEYS / depth, sum_stride]
     float *scores, *sums;                // [PRODUCT_ROWS, TILE_KEYS], [rows, sum_stride]
-    float *highest, *total;              // [rows]
+    float *highest, *total;              // [rows], [rows, W]: sums of lanes, which are added up at the end
     float *joined, *joined_highest, *joined_total;  // of the parts before: as sums, highest, total
     int64_t* positions;                  // [rows]
     TileSpace(const AttentionLayer& layer, Carver& carver) : q_stride(padded<T>(layer.k_size)), sum_stride(padded<T>(layer.v_size)) {
@@ -47,7 +47,7 @@ struct TileSpace {
         scores = carver.take<float>(PRODUCT_ROWS<T> * TILE_KEYS);
         sums = carver.take<float>(rows * sum_stride);
         highest = carver.take<float>(rows);
-        total = carver.take<float>(rows);
+        total = carver.take<float>(rows * W);
         joined = carver.take<float>(rows * sum_stride);
         joined_highest = carver.take<float>(rows);
         joined_total = carver.take<float>(rows);
@@ -55,15 +55,20 @@ struct TileSpace {
     }
     // Before the first key of a part.
     void clear(int64_t live) const {
-        for (int64_t r = 0; r < live; r++) highest[r] = LOWEST, total[r] = 0;
+        for (int64_t r = 0; r < live; r++) highest[r] = LOWEST;
+        memset(total, 0, rows * W * sizeof(float));
         memset(sums, 0, rows * sum_stride * sizeof(float));
     }
+    // What a row has of this part.
+    State part(int64_t r) const { return {highest[r], sum(load(total + r * W)), sums + r * sum_stride}; }
+    // What a row has of all parts that were joined.
+    State all(int64_t r) const { return {joined_highest[r], joined_total[r], joined + r * sum_stride}; }
     // This part joins those before it.
     void join_part(int64_t live) const {
         for (int64_t r = 0; r < live; r++) {
-            State all = {joined_highest[r], joined_total[r], joined + r * sum_stride};
-            join(all, {highest[r], total[r], sums + r * sum_stride}, sum_stride);
-            joined_highest[r] = all.highest, joined_total[r] = all.weights;
+            State joint = all(r);
+            join(joint, part(r), sum_stride);
+            joined_highest[r] = joint.highest, joined_total[r] = joint.weights;
         }
     }
 };
@@ -114,9 +119,10 @@ struct Seen {
     int64_t from, to;
 };
 
-// Scores of one row become weights over `keys` keys; returns the factor by which what was summed so far shrinks.
+// Scores of one row become weights over `keys` keys; returns the factor by which what was summed so far shrinks: 1 while no score is higher
+// than those before, which is most of the time.
 template <class T>
-OCTAVO_INLINE vf weigh_row(float* scores, int64_t keys, Seen seen, typename Line<T>::Operand* weights, float& top_so_far, float& total) {
+OCTAVO_INLINE vf weigh_row(float* scores, int64_t keys, Seen seen, typename Line<T>::Operand* weights, float& highest_so_far, float* total) {
     if (seen.from > 0 || seen.to < keys) {
         vi lane;
         for (int i = 0; i < W; i++) lane[i] = i;
@@ -127,18 +133,24 @@ OCTAVO_INLINE vf weigh_row(float* scores, int64_t keys, Seen seen, typename Line
             store(scores + i, score);
         }
     }
-    vf top = set1(top_so_far), other = top;  // two each, to hide latencies; keys are a multiple of 2 W
-    for (int64_t i = 0; i < keys; i += 2 * W) top = max(load(scores + i), top), other = max(load(scores + i + W), other);
-    top = set1(highest(max(top, other)));
+    vf top = set1(highest_so_far), most = top, other = top;  // two each, to hide latencies; keys are a multiple of 2 W
+    for (int64_t i = 0; i < keys; i += 2 * W) most = max(load(scores + i), most), other = max(load(scores + i + W), other);
+    most = max(most, other);
+    vf shrink = set1(1.0f), sums = load(total);
+    if (any_above(most, top)) {
+        vf before = top;
+        top = set1(highest(most));
+        shrink = exp2(before - top);
+        sums = sums * shrink;
+        highest_so_far = top[0];
+    }
     vf sum0 = {}, sum1 = {};
     for (int64_t i = 0; i < keys; i += 2 * W) {
-        vf first = exp2(load(scores + i) - top), second = exp2(load(scores + i + W) - top);
+        vf first = Line<T>::weight(load(scores + i) - top), second = Line<T>::weight(load(scores + i + W) - top);
         sum0 += first, sum1 += second;
         store(weights + i, first), store(weights + i + W, second);
     }
-    vf shrink = exp2(set1(top_so_far) - top);
-    total = total * shrink[0] + sum(sum0 + sum1);
-    top_so_far = top[0];
+    store(total, sums + (sum0 + sum1));
     return shrink;
 }
 
@@ -219,7 +231,7 @@ OCTAVO_INLINE void add_values(const TileSpace<bf16>& space, const vf (&shrink)[T
     const int64_t row_bytes = space.sum_stride * sizeof(float);
     float* sums = space.sums + row * space.sum_stride;
     for (int i = 0; i < TILE_HEIGHT; i++)
-        for (int64_t d = 0; d < space.sum_stride; d += W) store(sums + i * space.sum_stride + d, load(sums + i * space.sum_stride + d) * shrink[i]);
+        for (int64_t d = 0; d < space.sum_stride && shrink[i][0] != 1.0f; d += W) store(sums + i * space.sum_stride + d, load(sums + i * space.sum_stride + d) * shrink[i]);
     int64_t column = 0;
     for (; column + 4 * W <= space.sum_stride; column += 4 * W) {
         float* at = sums + column;
@@ -250,7 +262,7 @@ static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, 
     vf shrink[PRODUCT_ROWS<T>];
     for (int64_t i = 0; i < PRODUCT_ROWS<T>; i++)
         shrink[i] = i < live ? weigh_row<T>(space.scores + i * TILE_KEYS, keys, seen[i], space.weights + i * TILE_KEYS, space.highest[row + i],
-                                            space.total[row + i])
+                                            space.total + (row + i) * W)
                              : set1(0.0f);
     add_values(space, shrink, row, keys);
 }
@@ -274,7 +286,7 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
     }
     space.clear(rows);
 #if defined(OCTAVO_TILES)
-    configure_tiles(TILE_HEIGHT);
+    if (PRODUCT_ROWS<T> == TILE_HEIGHT) configure_tiles(TILE_HEIGHT);
 #endif
     int64_t slots[TILE_KEYS + W];
     for (int64_t key = item.first / TILE_KEYS * TILE_KEYS; key < item.stop; key += TILE_KEYS) {
@@ -299,12 +311,10 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
         }
     }
 #if defined(OCTAVO_TILES)
-    release_tiles();
+    if (PRODUCT_ROWS<T> == TILE_HEIGHT) release_tiles();
 #endif
-    const float *sums = several ? space.joined : space.sums, *highest = several ? space.joined_highest : space.highest;
-    const float* total = several ? space.joined_total : space.total;
     for (int64_t r = 0; r < rows; r++)
-        end(layer, item, r, head + r % group, {highest[r], total[r], (float*)sums + r * space.sum_stride},
+        end(layer, item, r, head + r % group, several ? space.all(r) : space.part(r),
             in.out + ((item.token + r / group) * layer.heads + head + r % group) * layer.v_size, records);
 }
 

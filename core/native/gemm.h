@@ -5,7 +5,7 @@
 // On a Zen 4 with vdpbf16ps this reaches 446 GFLOP/s on two cores, where torch's linears reach 300 at 64 rows.
 //
 // An element of the result is one sum that goes through k in order, in every tile height and on every thread, so a row's result depends
-// on nothing but the row. What is done with finished tiles (rounding, residual, activation, argmax) is the caller's `sink`.
+// on nothing but the row (in tiles of the processor's it goes through 32 ks at a time, always the same). What is done with finished tiles (rounding, residual, activation, argmax) is the caller's `sink`.
 #pragma once
 
 #include <omp.h>
@@ -72,8 +72,8 @@ struct Format<bf16> {
     static constexpr bool direct = true;
     template <int phase>
     OCTAVO_INLINE vf weight(const Word* p) { return load_bits<vf>(p); }
-    OCTAVO_INLINE vf input(const char* p) { return (vf)_mm512_set1_epi32(load_bits<int32_t>(p)); }
-    OCTAVO_INLINE vf multiply(vf a, vf b, vf sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+    OCTAVO_INLINE vf input(const char* p) { return set1(from_bits(load_bits<uint32_t>(p))); }
+    OCTAVO_INLINE vf multiply(vf a, vf b, vf sum) { return multiply_pairs(a, b, sum); }
 };
 #else
 template <>
@@ -88,6 +88,9 @@ struct Format<bf16> : Format<f32> {
     }
 };
 #endif
+
+// Bytes between what is read once and what is fetched meanwhile: from a panel on into the next.
+constexpr int64_t READ_AHEAD = 8192;
 
 // What is to be fetched into the L2 cache while a tile is computed: `lines` cache lines every four steps.
 struct Ahead {
@@ -162,25 +165,34 @@ static void tile_of(int64_t rows, const char* x, int64_t x_stride, const typenam
 #if defined(OCTAVO_TILES)
 // Rows of pairs in the processor's own tiles: 16 words of k at a time, of which a panel holds three tiles of columns as they are wanted. Words
 // that are left are multiplied as vectors. One row too goes this way, since the sums' order is not that of vdpbf16ps.
-//
-// More than 16 rows are two tiles, the second of which ends with the last row and may begin within the first: columns are read once for both.
+
+OCTAVO_INLINE void fetch_lines(Ahead& ahead, int lines) {
+    for (int q = 0; q < lines; q++) __builtin_prefetch(ahead.start + q * 64, 0, 2);
+    ahead.start += lines * 64;
+}
+
+// More than 16 rows are two tiles, the second of which ends with the last row and may begin within the first: columns are read once for both,
+// which made linears of 64 and 512 rows 10 to 15 % faster on a Sapphire Rapids.
 template <bool two>
 static __attribute__((noinline)) void tile_of_pairs(int64_t rows, const char* x, int64_t x_stride, const uint32_t* panel, int64_t steps,
                                                     const float* bias, Ahead ahead, float* out) {
     constexpr int64_t row_bytes = NR * sizeof(uint32_t);
     const int64_t height = two ? ceil_div(rows, 2) : rows, second = rows - height;
+    const int fetched = ceil_div(ahead.lines * TILE_WORDS / 4, 3);  // lines beside a tile of columns
     configure_tiles(height);
     int64_t s = 0;
     for (; s + TILE_WORDS <= steps; s += TILE_WORDS) {
-        for (int q = 0; q < ahead.lines * TILE_WORDS / 4; q++) __builtin_prefetch(ahead.start + q * 64, 0, 2);
-        ahead.start += ahead.lines * TILE_WORDS / 4 * 64;
         const uint32_t* words = panel + s * NR;
         const char *first_rows = x + s * sizeof(uint32_t), *second_rows = first_rows + second * x_stride;
         load_tile<A>(first_rows, x_stride);
+        fetch_lines(ahead, fetched);
         load_tile<B>(words, row_bytes), multiply_tiles<0>();
-        if (two) load_tile<A>(second_rows, x_stride), multiply_tiles<3>(), load_tile<A>(first_rows, x_stride);
-        load_tile<B>(words + W, row_bytes), multiply_tiles<1>();
-        if (two) load_tile<A>(second_rows, x_stride), multiply_tiles<4>(), load_tile<A>(first_rows, x_stride);
+        if (two) load_tile<A>(second_rows, x_stride), multiply_tiles<3>();
+        fetch_lines(ahead, fetched);
+        load_tile<B>(words + W, row_bytes);
+        if (two) multiply_tiles<4>(), load_tile<A>(first_rows, x_stride);
+        multiply_tiles<1>();
+        fetch_lines(ahead, fetched);
         load_tile<B>(words + 2 * W, row_bytes), multiply_tiles<2>();
         if (two) load_tile<A>(second_rows, x_stride), multiply_tiles<5>();
     }
@@ -301,11 +313,11 @@ OCTAVO_INLINE int64_t scratch_for_inputs(int64_t rows, int64_t k) {
 }
 
 // Call f(panel, first row, number of rows) for this thread's share: whole panels, so that a weight is read once; where these are few for many
-// threads, parts of the rows too, of `height` at least.
+// threads, parts of the rows too, of MR at least.
 template <class Function>
-OCTAVO_INLINE void for_panels(int64_t panels, int64_t rows, int height, Share share, Function f) {
+OCTAVO_INLINE void for_panels(int64_t panels, int64_t rows, Share share, Function f) {
     int64_t parts = 1;
-    while (panels * parts < 4 * share.threads && rows >= 2 * parts * height && share.threads > 1) parts *= 2;
+    while (panels * parts < 4 * share.threads && rows >= 2 * parts * MR && share.threads > 1) parts *= 2;
     for (int64_t item = share.begin(panels * parts); item < share.end(panels * parts); item++) {
         int64_t part = item / panels, first = rows * part / parts;
         f(item % panels, first, rows * (part + 1) / parts - first);
@@ -320,7 +332,7 @@ static void multiply(const Weight& w, Inputs in, int64_t rows, Share share, Sink
     constexpr int height_most = Format<T>::height;
     const int64_t steps = steps_of<T>(w.k), panel_words = steps * NR, panels = ceil_div(w.n, NR);
     const Word* words = (const Word*)w.panels;
-    for_panels(panels, rows, height_most, share, [&](int64_t panel, int64_t first, int64_t count) {
+    for_panels(panels, rows, share, [&](int64_t panel, int64_t first, int64_t count) {
         int64_t tiles = ceil_div(count, height_most);
         const Word* at = words + panel * w.groups * panel_words;
         // While this panel's tiles are computed the next panel is fetched, in equal parts by the first six tiles at most.
@@ -331,6 +343,7 @@ static void multiply(const Weight& w, Inputs in, int64_t rows, Share share, Sink
             int64_t row = first + count * t / tiles, height = first + count * (t + 1) / tiles - row;  // even heights: 5 + 4, not 8 + 1
             for (int g = 0; g < w.groups; g++) {
                 Ahead ahead = {next + (t * w.groups + g) * per_tile * 64 * (steps / 4), t < fetching ? (int)per_tile : 0};
+                if (tiles == 1) ahead = {(const char*)(at + g * panel_words) + READ_AHEAD, lines_of_four_steps<T>()};
                 tile_of<T>(height, in.x + row * in.stride, in.stride, at + g * panel_words, steps,
                            w.bias ? w.bias + (panel * w.groups + g) * NR : nullptr, ahead, sums[g]);
             }

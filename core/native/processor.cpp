@@ -57,7 +57,7 @@ struct Processor {
         const bool tiles = has(d, 22) && has(d, 24) && (saved & TILES) == TILES;
         avx512 = avx2 && has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) && (saved & ZMM) == ZMM;  // F, DQ, BW, VL
         if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) avx512_bf16 = avx512 && has(a, 5);
-        amx_bf16 = avx512_bf16 && tiles && may_use_tiles();
+        amx_bf16 = avx512_bf16 && tiles;
     }
 };
 
@@ -72,7 +72,7 @@ OCTAVO_EXPORT int octavo_processor_runs(const char* level) {
     if (!strcmp(level, "avx2")) return processor.avx2;
     if (!strcmp(level, "avx512")) return processor.avx512;
     if (!strcmp(level, "avx512_bf16")) return processor.avx512_bf16;
-    if (!strcmp(level, "amx_bf16")) return processor.amx_bf16;
+    if (!strcmp(level, "amx_bf16")) return processor.amx_bf16 && may_use_tiles();
 #endif
     return 0;
 }

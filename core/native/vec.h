@@ -281,6 +281,19 @@ OCTAVO_INLINE vf exp2(vf x) {
 #endif
 }
 
+// Whether an element of a is above b's.
+OCTAVO_INLINE bool any_above(vf a, vf b) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
+#else
+    for (int i = 0; i < W; i++)
+        if (a[i] > b[i]) return true;
+    return false;
+#endif
+}
+
 // The hyperbolic tangent (Cephes': a polynomial near 0, else by exp).
 OCTAVO_INLINE vf tanh(vf x) {
     vf square = x * x;
@@ -365,6 +378,14 @@ OCTAVO_INLINE void transpose(vf (&v)[W]) {
 
 #if defined(__AVX512BF16__)
 #define OCTAVO_PAIRS 1
+
+// As exp2, for what is rounded to bf16: within 1e-4 of it, 1/20 of what rounding changes, by a polynomial of the third degree.
+OCTAVO_INLINE vf exp2_of_bf16(vf x) {
+    x = max(set1(-160.0f), x);
+    vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
+    vf p = fma(fma(fma(set1(0.0771190897f), r, set1(0.2275643945f)), r, set1(0.6951461434f)), r, set1(1.0f));
+    return _mm512_scalef_ps(p, x);  // p * 2^floor(x)
+}
 
 // sum + a0 b0 + a1 b1 of each word.
 OCTAVO_INLINE vf multiply_pairs(vf a, vf b, vf sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }

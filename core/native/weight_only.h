@@ -130,7 +130,7 @@ template <class T, class Q, class Sink>
 static void multiply_codes(const Weight& w, Inputs in, int64_t rows, Share share, Sink sink) {
     typedef Products<T> P;
     const int64_t chunks = ceil_div(w.k, GROUP), products = ceil_div(w.k, depth_of<P>), panel_bytes = Q::head_bytes + chunks * Q::group_bytes;
-    for_panels(ceil_div(w.n, NR), rows, MR, share, [&](int64_t panel, int64_t first, int64_t count) {
+    for_panels(ceil_div(w.n, NR), rows, share, [&](int64_t panel, int64_t first, int64_t count) {
         for (int64_t blocks = ceil_div(count, BLOCK * MR), b = 0; b < blocks; b++) {
             int64_t begin = first + count * b / blocks, height = first + count * (b + 1) / blocks - begin, tiles = ceil_div(height, MR);
             float totals[BLOCK][2][MR * NR];

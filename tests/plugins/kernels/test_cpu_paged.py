@@ -98,7 +98,7 @@ ROWS = [(1299, 1), (0, 333), (255, 1), (2500, 5), (130, 70), (700, 1), (0, 1), (
 @pytest.mark.parametrize("window", [None, "shorter"])
 def test_rows_have_the_same_bits_in_any_company(level: str, dtype: str, window: None, threads: Callable[[int], None]) -> None:
     """Alone or together, in any order, on one thread or three: contexts are cut by their own length, and merged in one order."""
-    case = make_case(Spec(layout=16, ratio=3, num_kv_heads=2, head_sizes=(32, 32), window=window, dtype=dtype), ROWS)
+    case = make_case(Spec(layout=16, ratio=3, num_kv_heads=2, head_sizes=(96, 80), window=window, dtype=dtype), ROWS)
     kernel = kernel_of(level, case.layer, dtype=dtype)
     threads(1)
     together = kernel.attend(case.q, case.after, case.meta, kernel.prepare(case.meta), case.layer)
