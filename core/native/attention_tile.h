@@ -1,8 +1,8 @@
 // Several queries of a row over one KV head: tiles of queries by tiles of keys, as two products with a softmax in between (FlashAttention-2,
 // Dao, 2023). A row of the products is one query and one of the heads that share the KV head.
 //
-// K and V of a tile of keys are packed first, K across (so that one load holds W keys), V in pairs where the processor multiplies these:
-// about 3 % of the work at TILE_ROWS rows, which saves packing a whole context once and keeping it.
+// K and V of a tile of keys are packed first, K across (so that one load holds W keys), V in pairs where the processor multiplies these: about
+// 3 % of the work where vectors multiply, 12 % where tiles do, which saves packing a whole context once and keeping it.
 //
 // Tiles of keys, and the parts of TILE_PART keys that have a softmax of their own before they are joined, begin at absolute positions, and
 // a key that a query does not see adds exactly nothing. So a query has the same bits in whatever pieces its prompt comes, as long as each
@@ -14,9 +14,14 @@
 namespace octavo {
 namespace OCTAVO_LEVEL {
 
-constexpr int64_t TILE_ROWS = 96;            // queries times heads, as far as a row of the batch has them
-constexpr int64_t TILE_KEYS = 128;
-constexpr int64_t TILE_PART = 1024;          // a multiple of TILE_KEYS
+// Queries times heads, as far as a row of the batch has them, and keys. Where the processor's tiles multiply, the rest weighs more: packing is
+// shared by more rows, and K and V of fewer keys leave room in the L1 cache (9 % of a prompt's attention on a Sapphire Rapids).
+#if defined(OCTAVO_TILES)
+constexpr int64_t TILE_ROWS = 192, TILE_KEYS = 64;
+#else
+constexpr int64_t TILE_ROWS = 96, TILE_KEYS = 128;
+#endif
+constexpr int64_t TILE_PART = 1024;  // a multiple of TILE_KEYS
 
 // Rows of a product: by 4 vectors these are 24 sums of 32 registers, or 8 of 16. Where the processor has tiles, those of one.
 template <class T>
@@ -34,7 +39,7 @@ struct TileSpace {
     int64_t rows, q_stride, sum_stride;  // rows: of the largest tile, a multiple of PRODUCT_ROWS
     Operand *q, *weights;                // [rows, q_stride], [PRODUCT_ROWS, TILE_KEYS]
     float *k, *v;                        // words [k_size / depth, TILE_KEYS], [TILE_KEYS / depth, sum_stride]
-    float *scores, *sums;                // [PRODUCT_ROWS, TILE_KEYS], [rows, sum_stride]
+    float *dots, *sums;                  // [PRODUCT_ROWS, TILE_KEYS], [rows, sum_stride]
     float *highest, *total;              // [rows], [rows, W]: sums of lanes, which are added up at the end
     float *joined, *joined_highest, *joined_total;  // of the parts before: as sums, highest, total
     int64_t* positions;                  // [rows]
@@ -44,7 +49,7 @@ struct TileSpace {
         weights = carver.take<Operand>(PRODUCT_ROWS<T> * TILE_KEYS);
         k = carver.take<float>(q_stride / Line<T>::depth * TILE_KEYS);
         v = carver.take<float>(TILE_KEYS / Line<T>::depth * sum_stride);
-        scores = carver.take<float>(PRODUCT_ROWS<T> * TILE_KEYS);
+        dots = carver.take<float>(PRODUCT_ROWS<T> * TILE_KEYS);
         sums = carver.take<float>(rows * sum_stride);
         highest = carver.take<float>(rows);
         total = carver.take<float>(rows * W);
@@ -119,23 +124,28 @@ struct Seen {
     int64_t from, to;
 };
 
-// Scores of one row become weights over `keys` keys; returns the factor by which what was summed so far shrinks: 1 while no score is higher
-// than those before, which is most of the time.
+// Products q . k of one row become weights over `keys` keys; returns the factor by which what was summed so far shrinks: 1 while no score is
+// higher than those before, which is most of the time.
 template <class T>
-OCTAVO_INLINE vf weigh_row(float* scores, int64_t keys, Seen seen, typename Line<T>::Operand* weights, float& highest_so_far, float* total) {
+OCTAVO_INLINE vf weigh_row(const Score& score, float* dots, int64_t keys, Seen seen, typename Line<T>::Operand* weights, float& highest_so_far,
+                           float* total) {
+    float factor = score.inner;
+    if (score.capped || factor <= 0) {  // the highest product is not the highest score, or not by a factor
+        for (int64_t i = 0; i < keys; i += W) store(dots + i, Score::of(score, load(dots + i)));
+        factor = 1;
+    }
     if (seen.from > 0 || seen.to < keys) {
         vi lane;
         for (int i = 0; i < W; i++) lane[i] = i;
         for (int64_t i = 0; i < keys; i += W) {
             vi key = lane + (int32_t)i;
-            vf score = load(scores + i);
-            score = (key >= (int32_t)max(seen.from, 0)) & (key < (int32_t)max(seen.to, 0)) ? score : set1(HIDDEN);
-            store(scores + i, score);
+            vf dot = load(dots + i);
+            store(dots + i, (key >= (int32_t)max(seen.from, 0)) & (key < (int32_t)max(seen.to, 0)) ? dot : set1(HIDDEN));
         }
     }
-    vf top = set1(highest_so_far), most = top, other = top;  // two each, to hide latencies; keys are a multiple of 2 W
-    for (int64_t i = 0; i < keys; i += 2 * W) most = max(load(scores + i), most), other = max(load(scores + i + W), other);
-    most = max(most, other);
+    vf top = set1(highest_so_far), most = set1(HIDDEN), other = most;  // two each, to hide latencies; keys are a multiple of 2 W
+    for (int64_t i = 0; i < keys; i += 2 * W) most = max(load(dots + i), most), other = max(load(dots + i + W), other);
+    most = max(most, other) * factor;
     vf shrink = set1(1.0f), sums = load(total);
     if (any_above(most, top)) {
         vf before = top;
@@ -146,7 +156,7 @@ OCTAVO_INLINE vf weigh_row(float* scores, int64_t keys, Seen seen, typename Line
     }
     vf sum0 = {}, sum1 = {};
     for (int64_t i = 0; i < keys; i += 2 * W) {
-        vf first = Line<T>::weight(load(scores + i) - top), second = Line<T>::weight(load(scores + i + W) - top);
+        vf first = Line<T>::weight(fma(load(dots + i), set1(factor), -top)), second = Line<T>::weight(fma(load(dots + i + W), set1(factor), -top));
         sum0 += first, sum1 += second;
         store(weights + i, first), store(weights + i + W, second);
     }
@@ -189,14 +199,13 @@ OCTAVO_INLINE void dots_of_rows(const TileSpace<T>& space, int64_t row, int64_t 
     }
 }
 
-// Scores of PRODUCT_ROWS rows from `row` on over 4 W packed keys from `key` on.
+// The same, stored.
 template <class T>
-OCTAVO_INLINE void score_rows(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t key) {
-    const Score score(layer);
+OCTAVO_INLINE void multiply_keys(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t key) {
     vf dots[PRODUCT_ROWS<T>][4] = {};
     dots_of_rows(space, row, key, ceil_div(layer.k_size, Line<T>::depth), dots);
     OCTAVO_UNROLL for (int i = 0; i < PRODUCT_ROWS<T>; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++)
-        store(space.scores + i * TILE_KEYS + key + j * W, Score::of(score, dots[i][j]));
+        store(space.dots + i * TILE_KEYS + key + j * W, dots[i][j]);
 }
 
 #if defined(OCTAVO_TILES)
@@ -214,24 +223,23 @@ OCTAVO_INLINE void multiply_rows(const bf16* a, int64_t a_stride, const float* b
     }
 }
 
-OCTAVO_INLINE void score_rows(const AttentionLayer& layer, const TileSpace<bf16>& space, int64_t row, int64_t key) {
-    float* scores = space.scores + key;
+OCTAVO_INLINE void multiply_keys(const AttentionLayer&, const TileSpace<bf16>& space, int64_t row, int64_t key) {
+    constexpr int64_t row_bytes = TILE_KEYS * sizeof(float);
+    float* dots = space.dots + key;
     clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
     multiply_rows(space.q + row * space.q_stride, space.q_stride, space.k + key, TILE_KEYS, space.q_stride / 2);
-    store_tile<0>(scores, TILE_KEYS * sizeof(float)), store_tile<1>(scores + W, TILE_KEYS * sizeof(float));
-    store_tile<2>(scores + 2 * W, TILE_KEYS * sizeof(float)), store_tile<3>(scores + 3 * W, TILE_KEYS * sizeof(float));
-    const Score score(layer);
-    for (int i = 0; i < TILE_HEIGHT; i++) OCTAVO_UNROLL for (int j = 0; j < 4; j++) {
-        float* at = scores + i * TILE_KEYS + j * W;
-        store(at, Score::of(score, load(at)));
-    }
+    store_tile<0>(dots, row_bytes), store_tile<1>(dots + W, row_bytes), store_tile<2>(dots + 2 * W, row_bytes), store_tile<3>(dots + 3 * W, row_bytes);
 }
 
 OCTAVO_INLINE void add_values(const TileSpace<bf16>& space, const vf (&shrink)[TILE_HEIGHT], int64_t row, int64_t keys) {
     const int64_t row_bytes = space.sum_stride * sizeof(float);
     float* sums = space.sums + row * space.sum_stride;
     for (int i = 0; i < TILE_HEIGHT; i++)
-        for (int64_t d = 0; d < space.sum_stride && shrink[i][0] != 1.0f; d += W) store(sums + i * space.sum_stride + d, load(sums + i * space.sum_stride + d) * shrink[i]);
+        if (shrink[i][0] != 1.0f)
+            for (int64_t d = 0; d < space.sum_stride; d += W) {
+                float* at = sums + i * space.sum_stride + d;
+                store(at, load(at) * shrink[i]);
+            }
     int64_t column = 0;
     for (; column + 4 * W <= space.sum_stride; column += 4 * W) {
         float* at = sums + column;
@@ -250,21 +258,30 @@ OCTAVO_INLINE void add_values(const TileSpace<bf16>& space, const vf (&shrink)[T
 }
 #endif
 
-// PRODUCT_ROWS rows from `row` on over the packed keys, of which they see `seen`; `live` of the rows exist.
+// PRODUCT_ROWS rows whose weights are known, and whose values are still to be added.
 template <class T>
-static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t live, const Seen* seen) {
+struct Weighed {
+    int64_t row, keys = 0;
+    vf shrink[PRODUCT_ROWS<T>];
+};
+
+// PRODUCT_ROWS rows from `row` on over the packed keys, of which they see `seen`; `live` of the rows exist. `before` has the rows before, and
+// then these: values are added one block of rows later, when what was just stored as vectors can be read as tiles.
+template <class T>
+static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, int64_t row, int64_t live, const Seen* seen, Weighed<T>& before) {
     constexpr int panel = 4 * W;
     int64_t last = 0, first = TILE_KEYS;
     for (int64_t i = 0; i < live; i++) last = max(last, seen[i].to), first = min(first, seen[i].from);
     if (last <= 0 || first >= TILE_KEYS) return;
     const int64_t keys = min(TILE_KEYS, ceil_div(last, panel) * panel);
-    for (int64_t key = 0; key < keys; key += panel) score_rows(layer, space, row, key);
-    vf shrink[PRODUCT_ROWS<T>];
+    for (int64_t key = 0; key < keys; key += panel) multiply_keys(layer, space, row, key);
+    if (before.keys) add_values(space, before.shrink, before.row, before.keys);
+    const Score score(layer);
+    before.row = row, before.keys = keys;
     for (int64_t i = 0; i < PRODUCT_ROWS<T>; i++)
-        shrink[i] = i < live ? weigh_row<T>(space.scores + i * TILE_KEYS, keys, seen[i], space.weights + i * TILE_KEYS, space.highest[row + i],
-                                            space.total + (row + i) * W)
-                             : set1(0.0f);
-    add_values(space, shrink, row, keys);
+        before.shrink[i] = i < live ? weigh_row<T>(score, space.dots + i * TILE_KEYS, keys, seen[i], space.weights + i * TILE_KEYS,
+                                                   space.highest[row + i], space.total + (row + i) * W)
+                                    : set1(0.0f);
 }
 
 // The item of a tile of queries.
@@ -296,6 +313,7 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
         for (int64_t i = 0; i < before; i++) slots[i] = slots[before];
         for (int64_t i = n; i % W; i++) slots[i] = slots[n - 1];
         pack_keys(layer, in, item.kv_head, space, slots, n, TILE_KEYS);
+        Weighed<T> weighed;
         for (int64_t row = 0; row < rows; row += PRODUCT_ROWS<T>) {
             int64_t live = min(PRODUCT_ROWS<T>, rows - row);
             Seen seen[PRODUCT_ROWS<T>];
@@ -303,8 +321,9 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
                 int64_t position = space.positions[row + i];
                 seen[i] = {layer.window ? position - layer.window + 1 - key : 0, min(n, position + 1 - key)};
             }
-            attend_rows(layer, space, row, live, seen);
+            attend_rows(layer, space, row, live, seen, weighed);
         }
+        if (weighed.keys) add_values(space, weighed.shrink, weighed.row, weighed.keys);
         if (several && ((key + TILE_KEYS) % TILE_PART == 0 || key + TILE_KEYS >= item.stop)) {
             space.join_part(rows);
             space.clear(rows);

@@ -53,7 +53,7 @@ def test_prefix_shares_are_what_they_are_called() -> None:
     """Of all tokens of the prompts, those that stood in whole blocks of 16 of an earlier one; the last token is always computed."""
     spec = find_spec("prefix-share")
     for name, share in {"none": 0.0, "quarter": 0.25, "half": 0.5, "three-quarters": 0.75}.items():
-        work = scenario_work(spec.scenarios[name], name, seed=3, vocab_size=49152, max_model_len=576)
+        work = scenario_work(spec.scenarios[name], name, seed=3, vocab_size=49152, max_model_len=288)
         seen: set[tuple[int, ...]] = set()
         cached = 0
         for item in work.items:
