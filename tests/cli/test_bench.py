@@ -29,7 +29,7 @@ from octavo.bench.self_checks import Checked, failed_checks
 from octavo.bench.work import Work
 from octavo.bench.workloads import WORKLOADS
 from octavo.cli import build_parser, main
-from octavo.cli.bench import measuring
+from octavo.cli.bench import measuring, offline
 from octavo.cli.bench.workload_flags import arrivals_from, loop_lines, work_from
 from octavo.server.app import create_app
 from octavo.server.served import Served
@@ -478,6 +478,21 @@ def test_offline(engine_words: list[str], tmp_path: Path, capsys: pytest.Capture
     assert kept["total_num_tokens"] == 75 and kept["tokens_per_second"] == pytest.approx(75 / kept["elapsed_time"])
     assert main(["bench", "offline", *engine_words, "--dataset-name", "chat", "--num-prompts", "4", "--no-probe"]) == 2
     assert "measure it with `octavo bench serve`" in capsys.readouterr().err
+
+
+CLOSED = ["serve", "--allow-noise", "--max-concurrency", "1"]
+
+
+@pytest.mark.parametrize(("kind", "room"), [(CLOSED[:2], 2), (CLOSED, 1), (["offline"], 2)])
+def test_the_forecast_is_of_what_the_pool_holds(
+    kind: list[str], room: int, engine_words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once where each request reserves half of the pool, whatever `max_num_seqs` allows; or as many as are sent at once."""
+    seen: list[int] = []
+    for module in (measuring, offline):
+        monkeypatch.setattr(module, "forecast", lambda pace, work, *, seats, open_loop: seen.append(seats))
+    assert main(["bench", *kind, *engine_words, *SMALL, "--allocator", "contiguous"]) == 0
+    assert seen == [room]
 
 
 def test_latency(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

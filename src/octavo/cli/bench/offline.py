@@ -30,15 +30,15 @@ def run(args: argparse.Namespace) -> int:
 
     check_workload(args)
     with open_llm(args) as llm:
-        from octavo.bench.drive import drive
+        from octavo.bench.drive import drive, seats
 
         engine, tokenizer = llm.engine, llm.built.loaded.tokenizer
         encode = None if tokenizer is None else tokenizer.encode
         work = work_from(args, vocab_size=engine.vocab_size, encode=encode, max_model_len=engine.max_model_len, turns=False)
         if not args.no_probe:
-            seats = engine.scheduler.options.max_num_seqs
-            pace = probe(lambda short: drive(engine, short, concurrency=min(seats, len(short.items))), work)
-            say(forecast(pace, work, seats=seats, open_loop=False))
+            at_once = seats(engine, work)
+            pace = probe(lambda short: drive(engine, short, concurrency=len(short.items)), work, seats=at_once)
+            say(forecast(pace, work, seats=at_once, open_loop=False))
             engine.kv.reset()
         params = [SamplingParams(temperature=0, max_tokens=item.output_len, ignore_eos=True) for item in work.items]
         prompts = [{"prompt_token_ids": list(item.prompt)} for item in work.items]
