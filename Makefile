@@ -13,7 +13,7 @@ OCTAVO_STRESS_RUNS ?= 20000
 OCTAVO_SOAK_REQUESTS ?= 10000
 OCTAVO_FUZZ_CASES ?= 10000
 OCTAVO_LOSSY_TOKENS ?= 10240
-OCTAVO_BASELINE ?= $(lastword $(sort $(wildcard docs/benchmarks/baseline/*.json)))
+OCTAVO_BASELINE ?= $(shell ls docs/benchmarks/baseline/*.json 2>/dev/null | sort -V | tail -n 1)
 
 # Pip shows its progress bars to people and is silent in logs.
 PIP_INSTALL := [ -t 1 ] || export PIP_QUIET=2; $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -30,7 +30,7 @@ NATIVE := $(wildcard core/native/*.cpp core/native/*.h)
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-demo: $(VENV)/.installed  ## answer with a real model, compare every installed stack, then four of them with intervals
+demo: $(VENV)/.installed  ## answer with a real model, compare every installed stack, then four of them with intervals (octavo ablate quick)
 	@$(BIN)/octavo demo
 	@$(BIN)/octavo ablate quick --allow-noise --out "$$(mktemp -d)"
 

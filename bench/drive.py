@@ -10,6 +10,7 @@ Must not know: HTTP, plugins, what is made of the records.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ from octavo.bench.work import Work
 from octavo.core.engine import Engine
 from octavo.core.errors import EngineError, EngineStuckError, RequestError
 from octavo.core.outputs import RequestOutput
+from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 
 Progress = Callable[[RequestRecord], object]
@@ -46,6 +48,20 @@ def drive(
     if engine.has_work:
         raise EngineError("the engine has work of its own: what a run measures must be all that runs")
     return _Run(engine, work, concurrency=concurrency, zero=zero, timeout_s=timeout_s, progress=progress).run()
+
+
+def seats(engine: Engine, work: Work) -> int:
+    """How many requests of a work run at once, at least 1: as many as `max_num_seqs` allows and the pool carries to their ends.
+
+    Counted from the first item on, and as if nothing were found in a prefix cache. A pool that gives out blocks as tokens come admits
+    more, and preempts some of them.
+    """
+    items = work.items[: engine.scheduler.options.max_num_seqs]
+    requests = [
+        Request(id="", prompt=(0,) * work.prompt_len(index), params=_params(item.output_len, None), max_tokens=item.output_len, seed=0)
+        for index, item in enumerate(items)
+    ]
+    return max(1, bisect_left(range(1, len(requests) + 1), True, key=lambda count: not engine.kv.fits(*requests[:count])))
 
 
 class _Run:

@@ -40,14 +40,17 @@ class Pace:
         return sum(len(item.prompt) for item in work.items) / self.prompt_rate + steps * step
 
 
-def probe(send: Send, work: Work) -> Pace:
-    """Send one request, and then a few at once: like those of the work, but short, and backwards, so that nothing of it is cached."""
+def probe(send: Send, work: Work, *, seats: int) -> Pace:
+    """Send one request, and then a few at once, as many as find a seat: like those of the work, but short, and backwards.
+
+    So nothing of the work is cached by it. What finds no seat would wait, and the look be one at a queue.
+    """
+    rows = max(1, min(ROWS, seats, len(work.items)))
     items = sorted(work.items, key=lambda item: len(item.prompt))
-    middle = [items[(2 * n + 1) * len(items) // (2 * ROWS)] for n in range(ROWS)][: max(1, len(items))]
+    middle = [items[(2 * n + 1) * len(items) // (2 * rows)] for n in range(rows)]
     alike = [Item(prompt=item.prompt[-LONGEST:][::-1], output_len=OUTPUT) for item in middle]
     send(replace(work, items=alike[:1]))  # threads start, memory is touched
-    varied = [replace(item, prompt=(*item.prompt[1:], item.prompt[0])) for item in alike]
-    alone, together = send(replace(work, items=varied[:1])), send(replace(work, items=[*varied[1:], alike[-1]]))
+    alone, together = send(replace(work, items=_turned(alike[:1], 1))), send(replace(work, items=_turned(alike, 2)))
     firsts = [record.token_times[0] - record.sent for record in together if record.succeeded]
     tokens = sum(record.num_prompt_tokens - record.num_cached_tokens for record in together if record.succeeded)
     return Pace(
@@ -56,6 +59,11 @@ def probe(send: Send, work: Work) -> Pace:
         step_together=_step(together),
         rows=len(together),
     )
+
+
+def _turned(items: list[Item], by: int) -> list[Item]:
+    """The same lengths with prompts that begin otherwise: no look finds what the one before it left in a prefix cache."""
+    return [replace(item, prompt=(*item.prompt[by:], *item.prompt[:by])) for item in items]
 
 
 def _step(records: list[RequestRecord]) -> float:

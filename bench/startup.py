@@ -5,13 +5,18 @@ Must not know: engines; a process of `octavo generate` is looked at from outside
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
+SAID = {"model": "model ", "weights": "weights: ", "stack": "stack: "}
+"""What the rest of a line says that begins so."""
 STAGES = {"model found": "model ", "weights loaded": "weights: ", "engine ready": "Maximum concurrency "}
 """What the first line that begins so says to be over."""
 
@@ -23,11 +28,20 @@ class Start:
     """One process. Seconds from its start, by stage; a stage that was not seen is missing."""
 
     stages: dict[str, float] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)  # of its model, weights (with their type and device) and stack
 
     @property
     def first_token(self) -> float:
         """Seconds to the first token."""
         return self.stages[FIRST_TOKEN]
+
+    def identity(self) -> dict[str, Any]:
+        """What was started, as far as it said so itself, when, with which versions, and on what machine."""
+        from octavo.core.description import versions  # here: to tell what the command takes needs none of it
+        from octavo.core.processor import cpu_name
+
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        return {"date": date, "versions": versions(), **self.said, "cpu": cpu_name(), "cores": os.cpu_count() or 0}
 
 
 class StartupError(RuntimeError):
@@ -54,6 +68,9 @@ def start_once(arguments: Sequence[str], *, timeout_s: float = 600.0, environ: M
             for stage, beginning in STAGES.items():
                 if line.startswith(beginning):
                     start.stages.setdefault(stage, now)
+            for what, beginning in SAID.items():
+                if line.startswith(beginning):
+                    start.said.setdefault(what, line.removeprefix(beginning).strip())
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()

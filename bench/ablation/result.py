@@ -256,11 +256,15 @@ class AblationResult:
     # -------------------------------------------------------------------- a folder
 
     def save(self, folder: str | Path) -> None:
-        """Write all but the runs, which are written as each ends."""
+        """Write all but the runs, which are written as each ends; with each cell whether it `holds`, for readers without Octavo."""
+        cells = {
+            scenario: [told | {"holds": self.holds(scenario, told["name"])} for told in each]
+            for scenario, each in _CELLS.dump_python(self.cells, mode="json").items()
+        }
         content = {
             "schema_version": SCHEMA_VERSION,
             "spec": self.spec.model_dump(mode="json"),
-            "cells": _CELLS.dump_python(self.cells, mode="json"),
+            "cells": cells,
             "outputs": _OUTPUTS.dump_python(self.outputs, mode="json"),
             "compared": self.compared,
             "referenced": self.referenced,

@@ -3,23 +3,22 @@
 import json
 import math
 import re
-import statistics
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 
-def measure(text, run):  # such as "output tok/s" or "TTFT p99 [chat]", of one run; not a number where there is none
-    requests = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
-    duration = max((r["ended"] for r in requests), default=0)
+def measure(text, run):  # such as "output tok/s" or "TTFT p99 [chat]", of a run's requests; not a number where there is none
     name, figure, kind = re.fullmatch(r"(\S+)(?: ([^[]\S*))?(?: \[(.+)\])?", text).groups()
-    requests = [r for r in requests if kind in (None, r.get("class_name", "default"))]
+    requests = [r for r in run if kind in (None, r.get("class_name", "default"))]
     good = [r for r in requests if r.get("finish_reason") in ("length", "stop") and not r.get("error")]
-    times, prompts = [r["token_times"] for r in good], sum(r["num_prompt_tokens"] for r in good)
-    if figure in (None, "tok/s"):
-        output = sum(map(len, times))
-        return {"req/s": len(good), "output": output, "total": output + prompts}[name] / (duration or math.inf)
     lost = [math.inf] * (len(requests) - len(good))  # seconds, infinite for a request without the value
+    times, prompts = [r["token_times"] for r in good], sum(r["num_prompt_tokens"] for r in good)
+    if name == "failed":
+        return len(lost)
+    if figure in (None, "tok/s"):
+        made = sum(map(len, times))
+        return {"req/s": len(good), "output": made, "total": made + prompts}[name] / (max((r["ended"] for r in run), default=0) or math.inf)
     seconds = {
         "queue": [r.get("first_scheduled", math.inf) - r["sent"] for r in requests],
         "TTFT": [r.get("token_times", [math.inf])[0] - r["sent"] for r in requests],
@@ -39,12 +38,13 @@ folder = Path(sys.argv[1])
 ablation = json.loads((folder / "ablation.json").read_text())
 for scenario, cell in ((s, c) for s, cells in ablation["cells"].items() for c in cells if c["parent"] and not c["left_out"]):
     names, repeats = (cell["name"], cell["parent"]), range(ablation["spec"]["repeats"])
-    broke = any(f"{scenario}/{name}/{n}" in ablation["broken"] for name in names for n in repeats)  # then there is no ratio
-    compared = ablation.get("compared", {scenario: repeats}).get(scenario, ()) if not broke else ()  # repeats whose tokens were
-    pairs = [[folder / "runs" / scenario / name / str(n) for name in names] for n in compared]
-    pairs = [pair for pair in pairs if all((run / "run.json").is_file() for run in pair)]
+    kept = cell.get("holds") and not any(f"{scenario}/{name}/{n}" in ablation["broken"] for name in names for n in repeats)
+    compared = ablation.get("compared", {scenario: repeats}).get(scenario, ()) if kept else ()  # repeats whose tokens were
+    files = [[folder / "runs" / scenario / name / str(n) / "requests.jsonl" for name in names] for n in compared]
+    pairs = [[[*map(json.loads, file.read_text().splitlines())] for file in pair] for pair in files if all(map(Path.is_file, pair))]
+    failed = [sum(measure("failed", pair[side]) for pair in pairs) for side in (0, 1)]  # who fails more has less to do: no ratio
     for text in ablation["spec"]["compared"]:
         values = [[measure(text, run) for run in pair] for pair in pairs]
-        good = values and all(0 < value < math.inf for pair in values for value in pair)
-        ratio = statistics.geometric_mean([one / other for one, other in values]) if good else math.nan
+        good = values and failed[0] <= failed[1] and all(0 < value < math.inf for pair in values for value in pair)
+        ratio = math.prod(one / other for one, other in values) ** (1 / len(values)) if good else math.nan
         print(scenario, *names, text, f"{ratio:.6f}", sep="\t")

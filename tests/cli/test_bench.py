@@ -26,10 +26,12 @@ from octavo.bench.interrupts import RunFailed, RunInterrupted
 from octavo.bench.records import RequestRecord
 from octavo.bench.runs import Run
 from octavo.bench.self_checks import Checked, failed_checks
+from octavo.bench.startup import FIRST_TOKEN, STAGES, Start
 from octavo.bench.work import Work
 from octavo.bench.workloads import WORKLOADS
 from octavo.cli import build_parser, main
-from octavo.cli.bench import measuring
+from octavo.cli.bench import measuring, offline, startup
+from octavo.cli.bench.json_figures import SCHEMA_VERSION
 from octavo.cli.bench.workload_flags import arrivals_from, loop_lines, work_from
 from octavo.server.app import create_app
 from octavo.server.served import Served
@@ -111,6 +113,8 @@ def test_an_engine_in_this_process(engine_words: list[str], tmp_path: Path, caps
     assert run.memory is not None and run.memory.weights > 0 and run.memory.num_slots == run.account.capacity
     assert all(record.token_ids and record.sent == record.due for record in run.records)
     kept = json.loads((tmp_path / "results" / "one" / "metrics.json").read_text())
+    says_with_what(kept, engine_words)
+    assert kept["server"] is None
     assert kept["completed"] == 5 and kept["request_rate"] == 500 and kept["duration"] == pytest.approx(run.duration)
 
 
@@ -385,6 +389,8 @@ def test_a_servers_identity(served: str, chat_model: Path, tmp_path: Path, capsy
     assert (run.identity.max_model_len, run.identity.pool_slots, run.identity.dtype) == (128, 1024, "float32")
     assert run.identity.workload_hash == run.work.digest == run.server.workload_hash
     assert run.identity.versions["octavo"] == run.server.version == __version__
+    kept = json.loads((tmp_path / "one" / "metrics.json").read_text())
+    assert (kept["server"]["software"], kept["identity"]["pool_slots"]) == ("octavo", 1024)
     assert (run.server.software, run.server.max_model_len, run.server.unknown) == ("octavo", 128, {})
     assert run.counted == {"restarts": 0, "preemptions": 0, "failed steps": 0, "steps out of memory": 0}
     assert main(["bench", "keep", str(tmp_path / "one"), str(tmp_path / "kept.json"), "--allow-noise"]) == 0
@@ -468,6 +474,15 @@ def test_a_server_that_refuses(served: str, chat_model: Path, capsys: pytest.Cap
     assert "/v1/nothing does not answer a short request: 404" in capsys.readouterr().err
 
 
+def says_with_what(kept: dict[str, Any], engine_words: list[str]) -> None:
+    """Its schema version, and with what it was measured: a program need not know the command that wrote it."""
+    assert list(kept)[:2] == ["schema_version", "identity"] and kept["schema_version"] == SCHEMA_VERSION
+    identity = kept["identity"]
+    assert identity["versions"]["octavo"] == __version__ and identity["versions"]["torch"]
+    assert (identity["model"], identity["device"], identity["dtype"]) == (engine_words[1], "cpu", "float32")
+    assert identity["model_revision"] and identity["workload_hash"] == kept.get("workload_hash", identity["workload_hash"])
+
+
 def test_offline(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Requests and tokens a second, in vLLM's words, and as JSON."""
     assert main(["bench", "offline", *engine_words, *SMALL, "--output-json", str(tmp_path / "o.json")]) == 0
@@ -475,9 +490,25 @@ def test_offline(engine_words: list[str], tmp_path: Path, capsys: pytest.Capture
     assert re.match(r"Throughput: \d+\.\d\d requests/s, \d+\.\d\d total tokens/s, \d+\.\d\d output tokens/s\n", out)
     assert figures(out) == {"Total num prompt tokens": 60, "Total num output tokens": 15} and "This will take about" in err
     kept = json.loads((tmp_path / "o.json").read_text())
+    says_with_what(kept, engine_words)
     assert kept["total_num_tokens"] == 75 and kept["tokens_per_second"] == pytest.approx(75 / kept["elapsed_time"])
     assert main(["bench", "offline", *engine_words, "--dataset-name", "chat", "--num-prompts", "4", "--no-probe"]) == 2
     assert "measure it with `octavo bench serve`" in capsys.readouterr().err
+
+
+CLOSED = ["serve", "--allow-noise", "--max-concurrency", "1"]
+
+
+@pytest.mark.parametrize(("kind", "room"), [(CLOSED[:2], 2), (CLOSED, 1), (["offline"], 2)])
+def test_the_forecast_is_of_what_the_pool_holds(
+    kind: list[str], room: int, engine_words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once where each request reserves half of the pool, whatever `max_num_seqs` allows; or as many as are sent at once."""
+    seen: list[int] = []
+    for module in (measuring, offline):
+        monkeypatch.setattr(module, "forecast", lambda pace, work, *, seats, open_loop: seen.append(seats))
+    assert main(["bench", *kind, *engine_words, *SMALL, "--allocator", "contiguous"]) == 0
+    assert seen == [room]
 
 
 def test_latency(engine_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -488,9 +519,66 @@ def test_latency(engine_words: list[str], tmp_path: Path, capsys: pytest.Capture
     assert re.fullmatch(r"Avg latency: \d+\.\d{4} seconds\n(\d+% percentile latency: \d+\.\d{4} seconds\n){6}", out)
     assert "the first of 5 batches took" in err
     kept = json.loads((tmp_path / "l.json").read_text())
-    assert len(kept["latencies"]) == 4 and kept["avg_latency"] == pytest.approx(sum(kept["latencies"]) / 4)
+    says_with_what(kept, engine_words)
+    assert kept["complete"] and len(kept["latencies"]) == 4 and kept["avg_latency"] == pytest.approx(sum(kept["latencies"]) / 4)
     assert main(["bench", "latency", *engine_words, "--input-len", "126", "--output-len", "8", "--num-iters", "1"]) == 1
     assert "request 0 of the batch has no answer: 126 prompt tokens + max_tokens 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("over", "printed"), [(1, 0), (3, 1), (4, 2)])
+def test_ctrl_c_keeps_batches_that_are_over(
+    over: int,
+    printed: int,
+    engine_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C when so many batches are over, of two for warming up and three that count: status 130, and figures of what is done."""
+    real, calls = driving.drive, list[int]()
+
+    def drive(*args: Any, **options: Any) -> list[RequestRecord]:
+        calls.append(1)
+        stop = (lambda record: os.kill(os.getpid(), signal.SIGINT)) if len(calls) == over + 1 else None
+        return real(*args, progress=stop, **options)
+
+    monkeypatch.setattr(driving, "drive", drive)
+    words = ["--input-len", "6", "--output-len", "3", "--batch-size", "2", "--num-iters", "3", "--num-iters-warmup", "2"]
+    assert main(["bench", "latency", *engine_words, *words, "--output-json", str(tmp_path / "l.json")]) == 130
+    out, err = capsys.readouterr()
+    assert f"interrupted: {printed} of 3 batches are over" in err
+    assert out.startswith("Avg latency: ") is (tmp_path / "l.json").exists() is bool(printed)
+    if printed:
+        kept = json.loads((tmp_path / "l.json").read_text())
+        says_with_what(kept, engine_words)
+        assert len(kept["latencies"]) == printed and not kept["complete"]
+
+
+@pytest.mark.parametrize("over", [0, 2])
+def test_ctrl_c_keeps_starts_that_are_over(
+    over: int, engine_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three processes: status 130, and figures of those that made a token, with the versions and what the first said of itself."""
+    started: list[Start] = []
+
+    def start_once(words: list[str]) -> Start:
+        if len(started) == over:
+            raise KeyboardInterrupt
+        seconds = {stage: 1.0 + len(started) for stage in (*STAGES, FIRST_TOKEN)}
+        started.append(Start(seconds, said={"weights": "0.01 GiB in float32 on cpu"}))
+        return started[-1]
+
+    monkeypatch.setattr(startup, "start_once", start_once)
+    assert main(["bench", "startup", *engine_words, "--num-iters", "3", "--output-json", str(tmp_path / "s.json")]) == 130
+    out, err = capsys.readouterr()
+    assert f"interrupted: {over} of 3 processes came to their end" in err
+    assert bool(out) is (tmp_path / "s.json").exists() is bool(over)
+    if over:
+        assert re.search(r"^first token +1.50 +1.00 +2.00$", out, flags=re.MULTILINE)
+        kept = json.loads((tmp_path / "s.json").read_text())
+        assert kept["seconds"]["first token"] == [1.0, 2.0] and (kept["num_iters"], kept["complete"]) == (2, False)
+        assert kept["schema_version"] == SCHEMA_VERSION and kept["identity"]["versions"]["octavo"] == __version__
+        assert kept["identity"]["weights"] == "0.01 GiB in float32 on cpu" and kept["identity"]["cpu"]
 
 
 @pytest.mark.slow
@@ -502,12 +590,10 @@ def test_startup(engine_words: list[str], tmp_path: Path, capsys: pytest.Capture
     assert [line[:40].strip() for line in lines[1:]] == stages
     medians = [float(line.split()[-3]) for line in lines[1:]]
     assert medians == sorted(medians) and medians[0] > 0
-    assert list(json.loads((tmp_path / "s.json").read_text())["seconds"]) == [
-        "model found",
-        "weights loaded",
-        "engine ready",
-        "first token",
-    ]
+    kept = json.loads((tmp_path / "s.json").read_text())
+    assert list(kept["seconds"]) == stages and kept["complete"]
+    assert kept["identity"]["model"].startswith(engine_words[1]) and " in float32 on cpu" in kept["identity"]["weights"]
+    assert "cpu" in kept["identity"]["stack"] or "torch" in kept["identity"]["stack"]
 
 
 @pytest.mark.slow

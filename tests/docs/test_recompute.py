@@ -11,10 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from octavo.bench.ablation.agreement import Agreement, Divergence, Outputs
 from octavo.bench.ablation.measures import MEASURES
 from octavo.bench.ablation.result import AblationResult
 from octavo.bench.records import RequestRecord
-from tests.bench.ablation.made import made_run, record, twice_as_fast
+from tests.bench.ablation.made import (
+    AGAIN,
+    AGAIN_TOO,
+    BASE,
+    FAST,
+    OTHER,
+    PARENTS,
+    made,
+    made_run,
+    record,
+    twice_as_fast,
+)
 
 SCRIPT = Path(__file__).parents[2] / "docs/howto/recompute.py"
 
@@ -96,6 +108,38 @@ def test_repeats_that_broke(tmp_path: Path) -> None:
     found = recomputed(tmp_path)
     assert found == pytest.approx(given(result), rel=1e-5, nan_ok=True)
     assert [key[1] for key, value in found.items() if math.isnan(value)] == ["fast", "fast"]
+
+
+def withheld(result: AblationResult, found: dict[tuple[str, ...], float]) -> set[str]:
+    """Cells without a ratio, which are those that Octavo gives none."""
+    assert found == pytest.approx(given(result), rel=1e-5, nan_ok=True)
+    return {cell for (_, cell, *_), value in found.items() if math.isnan(value)}
+
+
+INCOMPLETE = Outputs(exact=Agreement(compared=1, equal=1, left_out=1, lost=1))
+TIE = Divergence(index=1, seed=0, position=3, expected=5, got=6, distance=1e-6)
+TIED = Outputs(exact=Agreement(compared=2, equal=1, divergences=(TIE,)))
+
+
+@pytest.mark.parametrize(("outputs", "cells"), [(OTHER, {"fast", "faster"}), (INCOMPLETE, {"fast", "faster"}), (TIED, set())])
+def test_tokens_that_are_not_the_parents(outputs: Outputs, cells: set[str], tmp_path: Path) -> None:
+    """No ratio, nor one to a cell that goes on from there, where tokens differ or an answer is missing; a tie is no difference."""
+    parents = {**PARENTS, "faster": "fast"}
+    durations = {"base": BASE, "fast": FAST, "faster": FAST, f"base{AGAIN}": AGAIN_TOO}
+    result = made(durations, parents=parents, outputs={"fast": outputs}, repeats=3, compared=["output tok/s", "TTFT p50"])
+    for key, run in list(result.runs.items()):
+        result.add(tmp_path, key, run)
+    result.save(tmp_path)
+    assert withheld(AblationResult.load(tmp_path), recomputed(tmp_path)) == cells
+
+
+def test_a_cell_that_failed_more_than_its_parent(tmp_path: Path) -> None:
+    """No ratio, since it had less to do; where the parent failed more, there is one."""
+    failing = [record(0, 1.0, 2.0), record(1, 1.0, 2.0), record(2)]
+    for cell, cells in (("fast", {"fast"}), ("base", set())):
+        result = kept(tmp_path / cell)
+        result.add(tmp_path / cell, ("s", cell, 1), made_run(2.0, records=failing))
+        assert withheld(AblationResult.load(tmp_path / cell), recomputed(tmp_path / cell)) == cells
 
 
 def test_a_measure_without_values(tmp_path: Path) -> None:

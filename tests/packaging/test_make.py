@@ -44,3 +44,22 @@ def test_a_second_run_installs_nothing(root, tmp_path):
     assert "pip install" not in make(root, "--dry-run", "demo", "test", "lint", f"VENV={tmp_path}").stdout
     os.utime(tmp_path / ".dev", (0, 0))
     assert "pip install" in make(root, "--dry-run", "test", f"VENV={tmp_path}").stdout
+
+
+def test_a_regression_is_measured_against_the_newest_version(root, tmp_path):
+    """By its number: 0.10.0 comes after 0.9.0. Another file may be named, and without any there is nothing to compare with."""
+    kept = tmp_path / "docs/benchmarks/baseline"
+    kept.mkdir(parents=True)
+    for needed in ("pyproject.toml", "setup.py", "constraints.txt", "bin/python", ".installed"):
+        (tmp_path / needed).parent.mkdir(exist_ok=True)
+        (tmp_path / needed).touch()
+    shutil.copy(root / "Makefile", tmp_path)
+
+    def planned(*arguments: str) -> str:
+        return make(tmp_path, "--dry-run", "regression", "VENV=.", *arguments).stdout
+
+    assert 'test -n "" || { echo "There is nothing to compare with' in planned()
+    for version in ("0.2.0", "0.10.0", "0.9.0"):
+        (kept / f"{version}.json").touch()
+    assert "bench compare docs/benchmarks/baseline/0.10.0.json build/regression" in planned()
+    assert "bench compare mine.json build/regression" in planned("OCTAVO_BASELINE=mine.json")

@@ -46,7 +46,7 @@ def in_process(args: argparse.Namespace, before: Run | None, keep: Keep) -> Run:
         meters.append(MemoryMeter(model.model))
 
     with open_llm(args, on_load=loaded) as llm:
-        from octavo.bench.drive import drive
+        from octavo.bench.drive import drive, seats
         from octavo.bench.identity import identify
         from octavo.bench.runs import Run
         from octavo.bench.step_log import StepLog
@@ -61,8 +61,7 @@ def in_process(args: argparse.Namespace, before: Run | None, keep: Keep) -> Run:
 
         def measure(work: Work) -> Run:
             if not args.no_probe:
-                seats = min(engine.scheduler.options.max_num_seqs, args.max_concurrency or math.inf)
-                _forecast(args, send, work, seats=int(seats))
+                _forecast(args, send, work, seats=min(seats(engine, work), args.max_concurrency or len(work.items)))
                 engine.kv.reset()
             meters[0].begin(llm.built)
             log = StepLog(engine.clock.now())
@@ -172,7 +171,7 @@ def _tokenizer(args: argparse.Namespace) -> tuple[Tokenizer | None, int]:
 
 
 def _forecast(args: argparse.Namespace, send: Send, work: Work, *, seats: int) -> None:
-    pace = probe(lambda short: send(short, concurrency=max(1, min(seats, len(short.items)))), work)
+    pace = probe(lambda short: send(short, concurrency=len(short.items)), work, seats=seats)
     say(forecast(pace, work, seats=seats, open_loop=args.max_concurrency is None))
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
+from dataclasses import asdict
 from typing import Any
 
 from octavo.bench.probe import forecast, probe
-from octavo.bench.whole_files import write_whole
 from octavo.bench.work import Work
+from octavo.cli.bench.json_figures import write_json
 from octavo.cli.bench.workload_flags import add_workload_arguments, check_workload, work_from
 from octavo.cli.settings import add_config_arguments, open_llm, say
-from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 
 
@@ -30,29 +29,31 @@ def run(args: argparse.Namespace) -> int:
 
     check_workload(args)
     with open_llm(args) as llm:
-        from octavo.bench.drive import drive
+        from octavo.bench.drive import drive, seats
+        from octavo.bench.identity import identify
 
         engine, tokenizer = llm.engine, llm.built.loaded.tokenizer
         encode = None if tokenizer is None else tokenizer.encode
         work = work_from(args, vocab_size=engine.vocab_size, encode=encode, max_model_len=engine.max_model_len, turns=False)
         if not args.no_probe:
-            seats = engine.scheduler.options.max_num_seqs
-            pace = probe(lambda short: drive(engine, short, concurrency=min(seats, len(short.items))), work)
-            say(forecast(pace, work, seats=seats, open_loop=False))
+            at_once = seats(engine, work)
+            pace = probe(lambda short: drive(engine, short, concurrency=len(short.items)), work, seats=at_once)
+            say(forecast(pace, work, seats=at_once, open_loop=False))
             engine.kv.reset()
         params = [SamplingParams(temperature=0, max_tokens=item.output_len, ignore_eos=True) for item in work.items]
         prompts = [{"prompt_token_ids": list(item.prompt)} for item in work.items]
         begun = engine.clock.now()
         outputs = llm.generate(prompts, params, use_tqdm=not args.disable_tqdm and sys.stderr.isatty())
         seconds = engine.clock.now() - begun
-    figures = _figures(work, seconds, sum(len(output.outputs[0].token_ids) for output in outputs))
-    write_json(args.output_json, figures)
-    print(
-        f"Throughput: {figures['requests_per_second']:.2f} requests/s, {figures['tokens_per_second']:.2f} total tokens/s, "
-        f"{figures['output_tokens_per_second']:.2f} output tokens/s\n"
-        f"Total num prompt tokens:  {figures['num_prompt_tokens']}\n"
-        f"Total num output tokens:  {figures['num_output_tokens']}"
-    )
+        figures = _figures(work, seconds, sum(len(output.outputs[0].token_ids) for output in outputs))
+        print(
+            f"Throughput: {figures['requests_per_second']:.2f} requests/s, {figures['tokens_per_second']:.2f} total tokens/s, "
+            f"{figures['output_tokens_per_second']:.2f} output tokens/s\n"
+            f"Total num prompt tokens:  {figures['num_prompt_tokens']}\n"
+            f"Total num output tokens:  {figures['num_output_tokens']}"
+        )
+        if args.output_json is not None:
+            write_json(args.output_json, figures, identity=asdict(identify(llm.built, work)))
     return 0
 
 
@@ -70,13 +71,3 @@ def _figures(work: Work, seconds: float, outputs: int) -> dict[str, Any]:
         "workload": work.made_from,
         "workload_hash": work.digest,
     }
-
-
-def write_json(path: str | None, content: dict[str, Any]) -> None:
-    """Write it there, if there is a path. Raises RequestError."""
-    if path is None:
-        return
-    try:
-        write_whole(path, json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise RequestError(f"--output-json {path} cannot be written: {error.strerror}", field="output_json") from None

@@ -6,7 +6,6 @@ Must not know: how it was measured.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from octavo.bench.metrics import measure
 from octavo.bench.serving_table import as_json
+from octavo.cli.bench.json_figures import figures_json
 from octavo.cli.settings import say
 from octavo.core.errors import RequestError, ResultError
 
@@ -78,4 +78,5 @@ def _figures(run: Run, *, sections: Sequence[str], percentiles: Sequence[float])
 
     figures = as_json(measure(run.records), sections=sections, percentiles=percentiles)
     told = {**run.settings, **figures, "stability": asdict(stability(run)), "parts": max(1, len(run.parts))}
-    return json.dumps(told, indent=1) + "\n"
+    identities = {"identity": run.identity, "server": run.server}
+    return figures_json(told, **{name: None if one is None else asdict(one) for name, one in identities.items()})
