@@ -187,7 +187,7 @@ class Lossy:
     """Beside the speed of a cell that does not compute what its parent computes, or that rounds to 16 bits."""
 
     rounding: Rounding
-    naive: Rounding  # the naive kernel's, alone and batched, whichever is farther from the reference
+    naive: Rounding  # the naive kernel's with ops `torch`, alone and batched, whichever is farther from the reference
     same_answers: int  # answers that equal the parent's whole answer
     answers: int
     perplexity: float  # of the parent's answers in the first repeat, by this cell

@@ -1,9 +1,10 @@
 """Whether the cells of a scenario give the same tokens: what is run for that besides the repeats, and what is compared with what.
 
 In fp32 the repeats' own answers are compared. A cell that ran in 16 bits is run once more in fp32 for that, with the first repeat's work,
-and its 16-bit answers are teacher-forced through the fp32 reference beside those of the naive kernel in the same type, in each repeat. A
-baseline, which has no parent, is compared with the reference itself: in the first repeat, and again in a further one if that is asked for,
-since where prompts are long the reference takes as long as a cell does. Must not know: files, how results are shown.
+and its 16-bit answers are teacher-forced through the fp32 reference beside those of kernel `naive` and ops `torch` in the same type, in
+each repeat. A baseline, which has no parent, is compared with the reference itself: in the first repeat, and again in a further one if
+that is asked for, since where prompts are long the reference takes as long as a cell does.
+Must not know: files, how results are shown.
 """
 
 from __future__ import annotations
@@ -164,9 +165,14 @@ class Verifier:
         return score(self._reference, [(prompt_of(work, index, answers), tokens) for index, tokens in answers.items()])
 
     def _naive(self, config: EngineConfig, work: Work, loads: Sequence[int | None]) -> Rounding:
-        """The naive kernel in the cell's type, so many at once (None: as measured): the one that is more often not the reference."""
+        """Kernel `naive` with ops `torch` in the cell's type, at such loads (None: as measured): what is more often not the reference.
+
+        Not with the cell's own ops: what they do wrong would be in both rates.
+        """
         self._say("the naive kernel in the same type")
-        naive = replace(config, kernel=Choice.default(self._engines.registry.get("kernel", "naive")))
+        plain = (("kernel", "naive"), ("ops", "torch"))
+        kernel, ops = (Choice.default(self._engines.registry.get(kind, name)) for kind, name in plain)
+        naive = replace(config, kernel=kernel, ops=ops)
         found = [self._run(naive, work, concurrency=at_once) for at_once in loads]
         return max((Rounding.of(self._scored(work, records or [])) for records in found), key=lambda one: (one.rate, one.farthest))
 

@@ -376,6 +376,19 @@ def test_sixteen_bits_that_are_too_wrong(tmp_path: Path) -> None:
     assert lossy is not None and not lossy.holds and not result.tokens_agree
 
 
+def test_ops_that_are_wrong_in_sixteen_bits_only(tmp_path: Path) -> None:
+    """They are not what they are held against: what is right in fp32 and rounds too much in bf16 has no speed, though all cells have it."""
+    cells = {
+        "rough": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive", "ops": "rough"}},
+        "as rough": {"parent": "rough", "settings": {"scheduler": {"plugin": "chunked"}}},
+    }
+    result = run(Engines(registry()), small_spec(cells, engine={"dtype": "bfloat16"}, repeats=1), tmp_path)
+    for name in cells:
+        outputs = result.outputs[SCENARIO][name]
+        assert outputs.exact is not None and outputs.exact.holds
+        assert outputs.lossy is not None and not outputs.lossy.holds and not result.holds(SCENARIO, name)
+
+
 def test_parts_that_cannot_be_told_are_no_failure_of_the_rest(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run with timers breaks: it is listed, and the ratios stay."""
 
