@@ -108,7 +108,10 @@ def _referenced(result: AblationResult, scenario: str) -> str:
 SPEEDS = ["tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "E2E p50"]
 LOSSY = ["agreement", "perplexity (parent's)"]
 FIGURES = ["batch", "most at once", "queue", "hits", "preempted", "failed"]
-SAID = "Agreement: tokens that are the fp32 reference's first choice. Perplexity: of the parent's answers, by the cell and by its parent."
+SAID = (
+    "Agreement: tokens that are the first choice of the fp32 reference (with whole weights, where the cell quantises them otherwise than its "
+    "parent). Perplexity: of the parent's answers, by the cell and by its parent."
+)
 
 
 def _all_figures(result: AblationResult, scenario: str, cells: Sequence[CellInfo], figures: Mapping[str, CellSummary]) -> list[str]:
@@ -129,7 +132,7 @@ def _all_figures(result: AblationResult, scenario: str, cells: Sequence[CellInfo
 
 
 def _quality(outputs: Outputs | None) -> list[str]:
-    """Of a cell in 16 bits, or with a lossy part."""
+    """Of a lossy cell."""
     lossy = None if outputs is None else outputs.lossy
     if lossy is None or not lossy.rounding.tokens:
         return [UNKNOWN] * len(LOSSY)

@@ -389,6 +389,42 @@ def test_ops_that_are_wrong_in_sixteen_bits_only(tmp_path: Path) -> None:
         assert outputs.lossy is not None and not outputs.lossy.holds and not result.holds(SCENARIO, name)
 
 
+def test_quantised_weights(engines: Engines, tmp_path: Path) -> None:
+    """They have other tokens than whole ones: these are put to the reference with whole weights, and agreement and perplexity stand beside
+    the ratio. What is as quantised as its parent is compared with it token by token."""
+    cells = {
+        "whole": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive"}},
+        "int8": {"parent": "whole", "settings": {"model": {"plugin": "llama", "quantization": "int8"}}},
+        "on int8": {"parent": "int8", "settings": {"kernel": {"plugin": "sdpa"}}},
+        "int4": {"parent": "int8", "settings": {"model": {"quantization": "int4"}}},
+        "also int4": {"settings": {"kernel": "naive", "model": {"plugin": "llama", "quantization": "int4"}}},
+    }
+    result = run(engines, small_spec(cells), tmp_path)
+    found = result.outputs[SCENARIO]
+    assert result.finished and result.tokens_hold
+    for name in ("int8", "int4"):
+        exact, lossy = found[name].exact, found[name].lossy
+        assert exact is None and lossy is not None and lossy.holds and lossy.answers == 12 and lossy.what == f"{name} weights"
+        assert lossy.perplexity > 1 and lossy.perplexity != lossy.parent_perplexity
+    assert found["int4"].lossy is not None and found["int4"].lossy.rounding.off > 0
+    for name in ("whole", "on int8", "also int4"):  # the baseline of int4 by a reference in int4
+        exact = found[name].exact
+        assert found[name].lossy is None and exact is not None and exact.holds and exact.compared == 12
+    assert {one.cell: one.interval is not None for one in result.comparisons(SCENARIO)}["int8"]
+    text = markdown(AblationResult.load(tmp_path))
+    assert "* int8 against whole: int8 weights: " in text and "change" in text and "quantization=int8" in text
+
+
+def test_quantised_weights_that_are_computed_wrong(engines: Engines, tmp_path: Path) -> None:
+    """By a kernel or by ops, they are farther from whole ones than quantising explains."""
+    cells = {
+        "whole": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "wrong"}},
+        "int8": {"parent": "whole", "settings": {"model": {"plugin": "llama", "quantization": "int8"}}},
+    }
+    lossy = run(engines, small_spec(cells, repeats=1), tmp_path).outputs[SCENARIO]["int8"].lossy
+    assert lossy is not None and lossy.naive.tokens and not lossy.holds
+
+
 def test_parts_that_cannot_be_told_are_no_failure_of_the_rest(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run with timers breaks: it is listed, and the ratios stay."""
 
