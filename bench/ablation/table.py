@@ -77,11 +77,14 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
 
 
 def _pool(cells: Sequence[CellInfo]) -> str:
+    """What all share; slots by cell where those of one take more bytes than those of another."""
     engine, first = cells[0].options["engine"], cells[0]
-    return (
-        f"Every cell has a KV pool of {first.pool_slots} slots ({first.pool_bytes / GIB:.3f} GiB) "
-        f"and max_model_len {engine['max_model_len']}. {first.name}: {first.stack}."
-    )
+    size = f"{first.pool_bytes / GIB:.3f} GiB"
+    if len({cell.pool_slots for cell in cells}) > 1:
+        pool = f"{size} ({', '.join(f'{cell.name}: {cell.pool_slots} slots' for cell in cells)})"
+    else:
+        pool = f"{first.pool_slots} slots ({size})"
+    return f"Every cell has a KV pool of {pool} and max_model_len {engine['max_model_len']}. {first.name}: {first.stack}."
 
 
 def _tokens(result: AblationResult, scenario: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +388,32 @@ def test_ops_that_are_wrong_in_sixteen_bits_only(tmp_path: Path) -> None:
         outputs = result.outputs[SCENARIO][name]
         assert outputs.exact is not None and outputs.exact.holds
         assert outputs.lossy is not None and not outputs.lossy.holds and not result.holds(SCENARIO, name)
+
+
+def test_sixteen_bits_beside_their_parent_in_fp32(tmp_path: Path) -> None:
+    """In as many bytes of KV, which are twice as many slots. Its tokens are its parent's in fp32, and how good those are that it gave in 16
+    bits stands beside how fast they came."""
+    cells = {
+        "whole": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive", "ops": "torch"}},
+        "half": {"parent": "whole", "settings": {"engine": {"dtype": "bfloat16"}}},
+    }
+    engine = {"max_model_len": 64, "kv_cache_memory": 128 * 512, "dtype": "float32", "device": "cpu"}
+    result = run(Engines(registry()), small_spec(cells, settings={"engine": engine, "scheduler": {"max_num_seqs": 4}}), tmp_path)
+    assert {cell.name: cell.pool_slots for cell in result.cells[SCENARIO]} == {"whole": 128, "half": 256, "whole (again)": 128}
+    assert len({cell.pool_bytes for cell in result.cells[SCENARIO]}) == 1
+    outputs = result.outputs[SCENARIO]["half"]
+    assert outputs.exact is not None and outputs.exact.holds and outputs.exact.compared == 6
+    assert outputs.lossy is not None and outputs.lossy.holds and outputs.lossy.answers == 12
+    assert result.outputs[SCENARIO]["whole"].lossy is None
+    text = markdown(result)
+    assert "Every cell has a KV pool of 0.000 GiB (whole: 128 slots, half: 256 slots, whole (again): 128 slots) and max_model_len 64." in text
+    heads, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if re.match(r"\| (cell|half) ", line)]
+    found = dict(zip(heads, rows[0], strict=True))
+    rounding = outputs.lossy.rounding
+    assert found["agreement"] == f"{100 * (1 - rounding.rate):.2f} %" and float(found["tok/s"]) > 0
+    assert found["perplexity (parent's)"] == f"{outputs.lossy.perplexity:.3f} ({outputs.lossy.parent_perplexity:.3f})"
+    (ratio,) = [one for one in result.comparisons(SCENARIO) if one.cell == "half"]
+    assert ratio.interval is not None and f"| {ratio.interval} " in text
 
 
 def test_quantised_weights(engines: Engines, tmp_path: Path) -> None:
