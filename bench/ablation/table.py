@@ -67,6 +67,7 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     stable = [[cell.name, *in_words(figures[cell.name].stability).values()] for cell in cells if cell.name in figures]
     lines += [*table(["cell", *NAMES.values()], stable), ""]
     lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
+    lines += [COUNTED, ""] if figures else []
     lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name)))]), ""]
     known = result.breakdowns.get(scenario, {})
     lines += table(PARTS, [_parts(cell, figures[cell.name], known.get(cell.name)) for cell in cells if cell.name in figures])
@@ -184,14 +185,17 @@ def _ratio(one: Comparison) -> list[str]:
     return [one.cell, one.parent, one.measure, str(one.interval), UNKNOWN if one.floor is None else str(one.floor), said]
 
 
-KV = ["cell", "token states", "reserved", "internal", "external", "cached", "free", "shared", "peak memory"]
+KV = ["cell", "token states", "reserved", "internal", "external", "cached", "free"]
+KV += ["shared", "copies", "evictions", "recomputed", "prefix hits spare", "peak memory"]
+COUNTED = "Shares are means over time; copies, evictions, tokens recomputed and the time that prefix hits spare are of all repeats."
 
 
 def _kv(cell: CellInfo, found: CellSummary, result: AblationResult, scenario: str) -> list[str]:
     shares = [f"{found.kv_shares[name.replace(' ', '_')]:.1f} %" if found.kv_shares else UNKNOWN for name in KV[1:7]]
     tables = [run.memory for run in result.of(scenario, cell.name) if run.memory is not None]
     peak = f"{max(table.peak for table in tables) / GIB:.2f} GiB" if tables else UNKNOWN
-    return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", peak]
+    counts = [f"{count}" for count in (found.copies, found.evictions, found.recomputed)]
+    return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", *counts, time(found.prefix_seconds), peak]
 
 
 MEMORY = ["cell", "weights", "KV pool", "activations", "other", "free", "peak", "sharing spares, of the pool", "of the device"]

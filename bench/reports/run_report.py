@@ -138,14 +138,16 @@ def _pool(report: Report, run: Run, *, plots: bool) -> None:
         report.lines += [_load(run), ""]
         return
     shares = kv_shares(asdict(account.shares))
-    heads = [*shares, "shared", "copies", "evictions", "prefix hits"]
+    heads = [*shares, "shared", "copies", "evictions", "recomputed", "prefix hits", "prefix hits spare"]
     prefix = account.prefix
     row = [
         *(f"{value:.1f} %" for value in shares.values()),
         f"{100 * account.share_saved:.1f} %",
         f"{account.copies}",
         f"{prefix.evictions}",
+        f"{account.num_recomputed}",
         f"{100 * prefix.hit_rate:.1f} %",
+        time(prefix.seconds),
     ]
     report.lines += [
         "## KV pool",

@@ -22,6 +22,7 @@ from octavo.bench.roofline import CostModel, Limits, RooflineShare, roofline
 from octavo.bench.self_checks import TWICE
 from octavo.bench.step_parts import ForwardParts
 from octavo.core.errors import InvalidOptionsError, ResultError
+from octavo.core.kv import KVStats
 from tests.bench.ablation.made import AGAIN_TOO, BASE, FAST, OTHER, PARENTS, made, made_run, record, step, twice_as_fast
 from tests.bench.test_compare import IDENTITY
 
@@ -285,8 +286,23 @@ def test_a_summary() -> None:
     assert found.by_class["chat"].requests == 1 and found.by_class["default"].failed == 1
     assert found.kv_shares["free"] == pytest.approx(70) and sum(found.kv_shares.values()) == pytest.approx(100)
     assert found.step_shares["forward"] == pytest.approx(1.0) and set(found.by_prompt_length) == {"65-128"}
+    assert (found.copies, found.evictions, found.recomputed, found.prefix_seconds) == (0, 0, 0, 0.0)
     with pytest.raises(ValueError, match="without a run"):
         summarise([])
+
+
+def test_what_stands_beside_the_shares_of_the_pool() -> None:
+    """Of three repeats: copies, evictions, tokens computed again, and the time that 40 tokens found would have taken at 100 a second."""
+    result = twice_as_fast()
+    stats = KVStats(queried_tokens=80, hit_tokens=40, evictions=3, copies=2)
+    for repeat in range(3):
+        steps = [step(0.0, 1.0, tokens=100, num_recomputed=4), step(1.0, 2.0, num_recomputed=1, stats=stats)]
+        result.runs["s", "fast", repeat] = made_run(2.0, steps=steps)
+    heads, *rows = [cells_of(line) for line in markdown(result).splitlines() if "| token states" in line or line.rstrip(" |").endswith("| -")]
+    found = {row[0]: dict(zip(heads, row, strict=True)) for row in rows if len(row) == len(heads)}
+    beside = ("copies", "evictions", "recomputed", "prefix hits spare")
+    assert [found["fast"][name] for name in beside] == ["6", "9", "15", "1.20 s"]
+    assert [found["base"][name] for name in beside] == ["0", "0", "0", "0 ms"]
 
 
 def lines_of(text: str, start: str) -> list[str]:

@@ -52,6 +52,14 @@ def test_a_run(a_run: Run) -> None:
     assert headings == ["Speed", "Stability", "KV pool", "Load", "Self-checks", "Measured with"]
     assert "* passed: shares sum to 100, pool empty at the end, " in report.markdown and "not applicable" not in report.markdown
     assert f"| {a_run.account.shares.token_states:.1f} %" in report.markdown
+    heads, pool = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in report.markdown.partition("## KV pool")[2].splitlines()
+        if line.startswith("| ")
+    ][:2]
+    found = dict(zip(heads, pool, strict=True))
+    assert found["recomputed"] == f"{a_run.account.num_recomputed}" != "0" and found["copies"] == found["evictions"] == "0"
+    assert found["prefix hits spare"] == "0 ms"
     named = re.findall(r"\]\((.*)\)$", report.markdown, flags=re.MULTILINE)
     assert sorted(named) == sorted(report.figures) and len(named) == len(FIGURES) - 1
 
