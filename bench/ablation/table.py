@@ -19,6 +19,7 @@ from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import CellSummary, Speed, summarise
 from octavo.bench.check_lines import check_lines
 from octavo.bench.markdown import GIB, UNKNOWN, p99, table, time
+from octavo.bench.memory_table import Saving
 from octavo.bench.records import BROKEN
 from octavo.bench.runs import Run
 from octavo.bench.stability import NAMES, in_words
@@ -68,7 +69,8 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     lines += [*table(["cell", *NAMES.values()], stable), ""]
     lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
     lines += [COUNTED, ""] if figures else []
-    lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name)))]), ""]
+    spared = {cell.name: _waste_saved(result, scenario, cell, figures) for cell in cells}
+    lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name), spared[cell.name]))]), ""]
     known = result.breakdowns.get(scenario, {})
     lines += table(PARTS, [_parts(cell, figures[cell.name], known.get(cell.name)) for cell in cells if cell.name in figures])
     if reached := rooflines({cell.name: known[cell.name] for cell in cells if cell.name in known}):
@@ -113,7 +115,7 @@ SPEEDS = ["tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL 
 LOSSY = ["agreement", "perplexity (parent's)"]
 FIGURES = ["batch", "most at once", "queue", "hits", "preempted", "failed"]
 SAID = (
-    "Agreement: tokens that are the first choice of the fp32 reference (with whole weights, where the cell quantises them otherwise than its "
+    "Agreement: tokens that are the first choice of the fp32 reference (with whole weights, where a cell quantises them otherwise than its "
     "parent). Perplexity: of the parent's answers, by the cell and by its parent."
 )
 
@@ -198,20 +200,38 @@ def _kv(cell: CellInfo, found: CellSummary, result: AblationResult, scenario: st
     return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", *counts, time(found.prefix_seconds), peak]
 
 
-MEMORY = ["cell", "weights", "KV pool", "activations", "other", "free", "peak", "sharing spares, of the pool", "of the device"]
+MEMORY = ["cell", "weights", "KV pool", "activations", "other", "free", "peak"]
+MEMORY += ["sharing spares, of the pool", "of the device", "less waste than its parent, of the pool", "of the device"]
 
 
-def _memory(cell: CellInfo, runs: Sequence[Run]) -> list[str]:
+def _waste_saved(result: AblationResult, scenario: str, cell: CellInfo, figures: Mapping[str, CellSummary]) -> float | None:
+    """By how much less of its pool was waste than of its parent's, 0 to 1; below 0: it was more. None where they cannot be compared."""
+    mine, parents = figures.get(cell.name), figures.get(cell.parent or "")
+    if mine is None or parents is None or not (mine.kv_shares and parents.kv_shares and result.holds(scenario, cell.name)):
+        return None
+    return (_waste(parents.kv_shares) - _waste(mine.kv_shares)) / 100
+
+
+def _waste(shares: Mapping[str, float]) -> float:
+    return shares["internal"] + shares["external"]
+
+
+def _memory(cell: CellInfo, runs: Sequence[Run], waste_saved: float | None) -> list[str]:
     """Of the repeat with the highest peak; nothing where no run knows it."""
     tables = [run.memory for run in runs if run.memory is not None]
     if not tables:
         return []
     worst = max(tables, key=lambda one: one.peak)
     saved = [account.saved_slots for run in runs if (account := run.accounted) is not None]
-    saving = worst.saving(sum(saved) / len(saved)) if saved else None
-    shares = [f"{saving.of_pool:.1%}", f"{saving.of_device:.2%}"] if saving else [UNKNOWN] * 2
+    shared = worst.saving(sum(saved) / len(saved)) if saved else None
+    unwasted = None if waste_saved is None else worst.saving(waste_saved * worst.num_slots)
     sizes = (worst.weights, worst.kv_cache, worst.activations, worst.other, worst.free, worst.peak)
-    return [cell.name, *(f"{size / GIB:.3f} GiB" for size in sizes), *shares]
+    return [cell.name, *(f"{size / GIB:.3f} GiB" for size in sizes), *_saving(shared), *_saving(unwasted)]
+
+
+def _saving(saving: Saving | None) -> list[str]:
+    """Of the pool and of the device."""
+    return [f"{saving.of_pool:z.1%}", f"{saving.of_device:z.2%}"] if saving else [UNKNOWN] * 2
 
 
 TIMED = ["schedule", "inputs", "forward", "sample", "apply"]
