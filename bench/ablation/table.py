@@ -62,7 +62,7 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     figures = {cell.name: summarise(runs, lost=lost[cell.name]) for cell in cells if (runs := result.of(scenario, cell.name))}
     lines += [*_all_figures(result, scenario, cells, figures), ""]
     lines += [*table(RATIOS, [_ratio(one) for one in result.comparisons(scenario)]), ""]
-    lines += [*latencies({name: found for name, found in figures.items() if result.holds(scenario, name)}), ""]
+    lines += [*latencies({(name,): found.speed for name, found in figures.items() if result.holds(scenario, name)}), ""]
     if failed := failures({cell.name: [*result.of(scenario, cell.name), *lost[cell.name]] for cell in cells}):
         lines += [*failed, ""]
     stable = [[cell.name, *in_words(figures[cell.name].stability).values()] for cell in cells if cell.name in figures]
@@ -112,6 +112,7 @@ def _referenced(result: AblationResult, scenario: str) -> str:
 
 
 SPEEDS = ["tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "E2E p50"]
+RATES = ["requests", "failed", "tok/s", "req/s"]  # of a group
 LOSSY = ["agreement", "perplexity (parent's)"]
 FIGURES = ["batch", "most at once", "queue", "hits", "preempted", "failed"]
 SAID = (
@@ -271,14 +272,17 @@ def _device(result: AblationResult) -> list[str]:
 
 
 def _groups(result: AblationResult, scenario: str, figures: dict[str, CellSummary]) -> list[str]:
-    """By class and by length of the prompt, where there are several."""
+    """By class and by length of the prompt, where there are several: rates, then all latencies."""
     lines: list[str] = []
     for head, groups in (("class", "by_class"), ("prompt tokens", "by_prompt_length")):
-        rows = [
-            [name, group, *_speeds(speed), str(speed.failed)]
+        speeds: dict[tuple[str, ...], Speed] = {
+            (name, group): speed
             for name, found in figures.items()
             if len(getattr(found, groups)) > 1 and result.holds(scenario, name)
             for group, speed in getattr(found, groups).items()
+        }
+        rates = [
+            [*names, f"{one.requests}", f"{one.failed}", f"{one.output_tok_per_s:.1f}", f"{one.req_per_s:.2f}"] for names, one in speeds.items()
         ]
-        lines += ["", *table(["cell", head, *SPEEDS, "failed"], rows)] if rows else []
+        lines += ["", *table(["cell", head, *RATES], rates), "", *latencies(speeds, of=("cell", head))] if speeds else []
     return lines
