@@ -282,7 +282,8 @@ def _groups(result: AblationResult, scenario: str, figures: dict[str, CellSummar
             for group, speed in getattr(found, groups).items()
         }
         rates = [
-            [*names, f"{one.requests}", f"{one.failed}", f"{one.output_tok_per_s:.1f}", f"{one.req_per_s:.2f}"] for names, one in speeds.items()
+            [*names, f"{one.requests}", f"{one.failed}", f"{one.output_tok_per_s:.1f}", f"{one.req_per_s:.2f}"]
+            for names, one in speeds.items()
         ]
         lines += ["", *table(["cell", head, *RATES], rates), "", *latencies(speeds, of=("cell", head))] if speeds else []
     return lines

@@ -298,7 +298,8 @@ def test_what_stands_beside_the_shares_of_the_pool() -> None:
     for repeat in range(3):
         steps = [step(0.0, 1.0, tokens=100, num_recomputed=4), step(1.0, 2.0, num_recomputed=1, stats=stats)]
         result.runs["s", "fast", repeat] = made_run(2.0, steps=steps)
-    heads, *rows = [cells_of(line) for line in markdown(result).splitlines() if "| token states" in line or line.rstrip(" |").endswith("| -")]
+    lines = markdown(result).splitlines()
+    heads, *rows = [cells_of(line) for line in lines if "| token states" in line or line.rstrip(" |").endswith("| -")]
     found = {row[0]: dict(zip(heads, row, strict=True)) for row in rows if len(row) == len(heads)}
     beside = ("copies", "evictions", "recomputed", "prefix hits spare")
     assert [found["fast"][name] for name in beside] == ["6", "9", "15", "1.20 s"]

@@ -406,8 +406,10 @@ def test_sixteen_bits_beside_their_parent_in_fp32(tmp_path: Path) -> None:
     assert outputs.lossy is not None and outputs.lossy.holds and outputs.lossy.answers == 12
     assert result.outputs[SCENARIO]["whole"].lossy is None
     text = markdown(result)
-    assert "Every cell has a KV pool of 0.000 GiB (whole: 128 slots, half: 256 slots, whole (again): 128 slots) and max_model_len 64." in text
-    heads, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if re.match(r"\| (cell|half) ", line)]
+    slots = "whole: 128 slots, half: 256 slots, whole (again): 128 slots"
+    assert f"Every cell has a KV pool of 0.000 GiB ({slots}) and max_model_len 64." in text
+    lines = [line for line in text.splitlines() if re.match(r"\| (cell|half) ", line)]
+    heads, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     found = dict(zip(heads, rows[0], strict=True))
     rounding = outputs.lossy.rounding
     assert found["agreement"] == f"{100 * (1 - rounding.rate):.2f} %" and float(found["tok/s"]) > 0
