@@ -204,18 +204,41 @@ def test_what_a_prefix_costs_is_priced_by_its_place() -> None:
     ],
 )
 def test_a_loss(extra: tuple[float, ...], outcome: str, found: str) -> None:
-    """What a cell adds around the same forward passes, as a share of the parent's run, however long these were."""
+    """What a cell adds around the same forward passes, as a share of the parent's run, however much longer or shorter these were."""
     result = twice_as_fast(claims=[claim(lost_at_most=0.01)])
-    for repeat, added in enumerate(extra):
+    for repeat, (added, noise) in enumerate(zip(extra, (1.0, -0.5, 0.1), strict=True)):
         passes = [replace(step(0.0, 1.0), seconds={"forward": 3.5, "sample": 0.1})]
-        slower = [replace(step(0.0, 1.0), seconds={"forward": 4.5, "sample": 0.1})]
+        others = [replace(step(0.0, 1.0), seconds={"forward": 3.5 + noise, "sample": 0.1})]
         result.runs["s", "base", repeat] = made_run(4.0, steps=passes)
-        result.runs["s", "fast", repeat] = made_run(5.0 + added, steps=slower)
+        result.runs["s", "fast", repeat] = made_run(4.0 + noise + added, steps=others)
     (judged,) = judge(result)
     assert judged.outcome == outcome and found in judged.found
     result.runs["s", "fast", 0].steps.append(step(0.0, 1.0))
     (judged,) = judge(result)
     assert judged.outcome == "undecided" and "its steps were others than base's" in judged.found
+
+
+@pytest.mark.parametrize(
+    ("factor", "measure", "outcome"),
+    [
+        (1.02, "output tok/s", "fails"),
+        (1.02, "E2E p50", "fails"),
+        (1.005, "output tok/s", "holds"),
+        (1.005, "E2E p50", "holds"),
+        (0.5, "output tok/s", "holds"),
+        (0.5, "E2E p50", "holds"),
+    ],
+)
+def test_a_loss_within_forward_passes(factor: float, measure: str, outcome: str) -> None:
+    """A part that adds nothing around them and makes them slower costs too, where the ratio of whole runs is sure of it."""
+    result = twice_as_fast(claims=[claim(lost_at_most=0.01, measure=measure)])
+    for repeat, seconds in enumerate(BASE):
+        for name, slower in (("base", 1.0), ("fast", factor)):
+            passes = [replace(step(0.0, 1.0), seconds={"forward": slower * seconds - 0.2, "sample": 0.1})]
+            result.runs["s", name, repeat] = made_run(slower * seconds, steps=passes)
+    (judged,) = judge(result)
+    assert judged.outcome == outcome
+    assert ("whole runs lose more than 1 %" in judged.found) == (outcome == "fails")
 
 
 def test_a_loss_is_a_claim_of_its_own() -> None:
