@@ -294,6 +294,16 @@ def test_a_run_that_breaks_is_listed(engines: Engines, tmp_path: Path, monkeypat
     assert counted.calls == 1 and not resumed.broken and all(one.interval is not None for one in resumed.comparisons(SCENARIO))
 
 
+def test_what_stands_on_a_run_that_breaks_is_not_compared(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far below: in that repeat there is nothing to compare it by that was compared itself. In the others it is."""
+    Interrupted(monkeypatch, 2, RuntimeError("the device is on fire"))
+    cells = LADDER | {"chunked": {"parent": "paged", "settings": {"scheduler": {"plugin": "chunked"}}}}
+    result = run(engines, small_spec(cells, warmup=0), tmp_path)
+    assert set(result.broken) == {f"{SCENARIO}/continuous/0"} and result.finished and len(result.runs) == 9
+    counts = {name: outputs.exact.compared for name, outputs in result.outputs[SCENARIO].items() if outputs.exact}
+    assert counts == {"static": 12, "continuous": 6, "paged": 6, "chunked": 6, f"static{AGAIN}": 12}
+
+
 def test_a_run_that_its_engine_ends_is_kept_as_far_as_it_came(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the runs that count, with what failed; and it is run again when the ablation is resumed."""
     key = (SCENARIO, "continuous", 0)
