@@ -5,6 +5,7 @@ Must not know: where records come from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ SECTIONS = {
 
 DEFAULT_SECTIONS = ("ttft", "tpot", "itl", "e2el")
 DEFAULT_PERCENTILES = (99.0,)
+GROUP_SECTIONS = ("queue", *DEFAULT_SECTIONS)
+GROUP_PERCENTILES = (50.0, 95.0, 99.0)
 
 
 def serving_table(
@@ -107,11 +110,14 @@ def _number(seconds: float) -> float | None:
 
 
 def group_table(kind: str, groups: Mapping[str, Metrics]) -> str:
-    """One line a group: how many, how many failed, and the main latencies in ms (median and P99)."""
-    columns = [(kind, "requests", "failed", "tok/s", *(f"{name} {which}" for name in ("TTFT", "TPOT", "E2EL") for which in ("P50", "P99")))]
+    """A line for each group and latency: requests, how many failed, tokens a second, then mean and percentiles in ms."""
+    lines = [(kind, "requests", "failed", "tok/s", "ms", "mean", *(f"P{percent:g}" for percent in GROUP_PERCENTILES))]
     for name, group in groups.items():
-        latencies = [f"{values.percentile(p) * 1000:.1f}" for values in (group.ttft, group.tpot, group.e2el) for p in (50, 99)]
-        columns.append((name, str(group.requests), str(group.requests - group.succeeded), f"{group.output_throughput:.1f}", *latencies))
-    widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
-    cells = [[c.rjust(w) if n else c.ljust(w) for n, (c, w) in enumerate(zip(line, widths, strict=True))] for line in columns]
+        counts = f"{group.requests}", f"{group.requests - group.succeeded}", f"{group.output_throughput:.1f}"
+        for section in GROUP_SECTIONS:
+            values: Distribution = getattr(group, section)
+            found = values.mean, *(values.percentile(percent) for percent in GROUP_PERCENTILES)
+            lines.append((name, *counts, SECTIONS[section][0], *("-" if math.isnan(one) else f"{one * 1000:.1f}" for one in found)))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    cells = [[c.rjust(w) if n else c.ljust(w) for n, (c, w) in enumerate(zip(line, widths, strict=True))] for line in lines]
     return "\n".join("  ".join(line) for line in cells)

@@ -1,4 +1,4 @@
-"""Do two stacks give the same tokens? Equal ones in fp32; in 16 bits, tokens that are no farther off than rounding alone explains.
+"""Do two stacks give the same tokens? Equal ones in fp32; in 16 bits, or quantised anew, no farther off than rounding alone explains.
 
 A first difference in fp32 is accepted where the reference has both tokens within `TIE` of the largest logit: which one is larger is then
 a matter of the order of additions. It is counted, and shown. What comes after it is another text, and not compared.
@@ -142,7 +142,7 @@ def _answers(records: Sequence[RequestRecord]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How far the tokens of a 16-bit run are from what the fp32 reference would have chosen in their places."""
+    """How far the tokens of a lossy run are from what the fp32 reference would have chosen in their places."""
 
     tokens: int
     off: int  # tokens that are not the reference's first choice
@@ -187,7 +187,7 @@ class Lossy:
     """Beside the speed of a cell that does not compute what its parent computes, or that rounds to 16 bits."""
 
     rounding: Rounding
-    naive: Rounding  # the naive kernel's, alone and batched, whichever is farther from the reference
+    naive: Rounding  # the naive kernel's with ops `torch`, alone and batched, whichever is farther from the reference
     same_answers: int  # answers that equal the parent's whole answer
     answers: int
     perplexity: float  # of the parent's answers in the first repeat, by this cell
@@ -195,6 +195,7 @@ class Lossy:
     left_out: int = 0  # answers that are missing since their requests failed
     lost: int = 0  # of these, answered by the parent
     parent_lost: int = 0  # answers of which the parent's are missing
+    what: str = "16 bits"  # for which its tokens may be others
 
     def joined(self, later: Lossy) -> Lossy:
         """With a later repeat, in which no perplexity is computed."""
@@ -229,7 +230,7 @@ class Lossy:
 class Outputs:
     """What is known of a cell's tokens in one scenario. Only where `hold` is a speed to be printed."""
 
-    exact: Agreement | None  # in fp32; None: it cannot run in fp32
+    exact: Agreement | None  # in fp32; None: it cannot run in fp32, or quantises otherwise than its parent
     lossy: Lossy | None = None
 
     @property
@@ -263,7 +264,7 @@ class Outputs:
             lines += [f"fp32: {self.exact}", *(f"  {one}" for one in self.exact.divergences)]
         if self.lossy is not None:
             lossy = self.lossy
-            lines.append(f"16 bits: {lossy.rounding}")
+            lines.append(f"{lossy.what}: {lossy.rounding}")
             if lossy.rounding.tokens and lossy.naive.tokens:
                 rate, distance = lossy.rounding.allowed_rate(lossy.naive), lossy.rounding.allowed_distance(lossy.naive)
                 lines.append(

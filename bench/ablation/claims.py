@@ -2,7 +2,8 @@
 
 A claim about a ratio holds where the whole interval is on the right side of its bound, and fails where the whole interval is on the wrong
 one; in between nothing is decided. `of_bound` claims a share of what reusing a prefix could have saved at most; `lost_at_most` bounds what
-a part costs where it gains nothing, also where the ratio of whole runs is too noisy to say.
+a part costs where it gains nothing: around forward passes, also where the ratio of whole runs is too noisy to say, and in whole runs, where
+it is not.
 Must not know: engines, plugins.
 """
 
@@ -49,7 +50,7 @@ def _judge(result: AblationResult, claim: ClaimSpec) -> Judged:
         return Judged(claim=claim, outcome="undecided", found=of.problem if of else "that cell did not run")
     interval, found = of.interval, str(of.interval)
     if claim.lost_at_most is not None:
-        return _judge_loss(result, claim, of.parent, found, most=claim.lost_at_most)
+        return _judge_loss(result, claim, of.parent, interval, most=claim.lost_at_most)
     if claim.of_bound:
         bounds, share = _of_bound(result, claim, of.parent)
         found += f", of at most {median(bounds):.2f}x"
@@ -77,11 +78,15 @@ def _of_bound(result: AblationResult, claim: ClaimSpec, parent: str) -> tuple[li
     return bounds, ratio_interval([warm[repeat] for repeat in pairs], allowed, seed=result.spec.seed)
 
 
-def _judge_loss(result: AblationResult, claim: ClaimSpec, parent: str, found: str, *, most: float) -> Judged:
+def _judge_loss(result: AblationResult, claim: ClaimSpec, parent: str, ratio: Interval, *, most: float) -> Judged:
     """What the cell adds to the time outside of forward passes and sampling, as a share of its parent's whole run, pair by pair.
 
-    Only where both ran the same steps: then the rest is the same work, and its noise would hide what is added.
+    Only where both ran the same steps: then the rest is the same work, and its noise would hide what is added. But where more is lost in
+    whole runs whatever their noise, it is: a part may slow down the forward passes themselves.
     """
+    found = str(ratio)
+    if ratio.high < 1 - most if find_measure(claim.measure).higher_is_better else ratio.low > 1 + most:
+        return Judged(claim=claim, outcome="fails", found=f"{found}: whole runs lose more than {100 * most:g} %")
     pairs = [
         tuple(result.runs[claim.scenario, cell, repeat] for cell in (parent, claim.cell))
         for repeat in result.pairs(claim.scenario, claim.cell, parent)

@@ -1,4 +1,4 @@
-"""Latencies of an ablation's cells, a line each, and what the requests said that have no whole answer.
+"""Latencies of an ablation's cells, or of groups of their requests, a line each; and what requests said that have no whole answer.
 
 Must not know: engines, files, tokens.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from octavo.bench.ablation.summary import CellSummary, Latency
+from octavo.bench.ablation.summary import Latency, Speed
 from octavo.bench.markdown import FEW_VALUES, UNKNOWN, p99, table, time
 from octavo.bench.runs import Run
 
 NAMES = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
-HEADS = ["cell", "latency", "mean", "p50", "p95", "p99", "values a repeat"]
+HEADS = ["latency", "mean", "p50", "p95", "p99", "values a repeat"]
 FIRST = 3  # kinds of failures of a cell that are listed
 
 
-def latencies(cells: Mapping[str, CellSummary]) -> list[str]:
-    """Medians of the repeats, of each cell; nothing without a cell."""
-    rows = [[name, label, *_figures(one.speed.latencies[field])] for name, one in cells.items() for field, label in NAMES.items()]
-    marked = any(row[HEADS.index("p99")].endswith("*") for row in rows)
-    return [*table(HEADS, rows), *(["", FEW_VALUES] if marked else [])]
+def latencies(speeds: Mapping[tuple[str, ...], Speed], *, of: Sequence[str] = ("cell",)) -> list[str]:
+    """Medians of the repeats, by what each is of; `of` heads these columns. Nothing where there is none."""
+    heads = [*of, *HEADS]
+    rows = [[*names, label, *_figures(one.latencies[field])] for names, one in speeds.items() for field, label in NAMES.items()]
+    marked = any(row[heads.index("p99")].endswith("*") for row in rows)
+    return [*table(heads, rows), *(["", FEW_VALUES] if marked else [])]
 
 
 def _figures(one: Latency) -> list[str]:

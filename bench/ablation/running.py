@@ -219,9 +219,12 @@ class _Ablation:
     # --------------------------------------------------------------------- tokens
 
     def _verify(self, scenario: str, repeat: int, work: Work) -> None:
-        """Compare what this repeat's runs gave; a cell whose run or whose parent's run broke is not compared."""
+        """Compare what this repeat's runs gave; a cell whose run or one of whose ancestors' runs broke is not compared."""
         records = {cell.name: run.records for cell in self.cells[scenario] if (run := self.result.runs.get((scenario, cell.name, repeat)))}
-        cells = [cell for cell in self.cells[scenario] if cell.name in records and (cell.parent or cell.name) in records]
+        cells: list[Cell] = []
+        for cell in self.cells[scenario]:  # parents come first
+            if cell.name in records and (cell.parent is None or any(cell.parent == other.name for other in cells)):
+                cells.append(cell)
         if not cells:
             return
         load = self.spec.scenarios[scenario].load

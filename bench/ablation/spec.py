@@ -116,7 +116,7 @@ class ClaimSpec(_Strict):
         None,
         gt=0,
         le=1,
-        description="share of the parent's time that the cell may add outside of forward passes; both must run the same steps",
+        description="share of the parent's time that the cell may add outside of forward passes, in the same steps, or surely lose in all",
     )
     prefill_gaps_at_least: float | None = Field(
         None, ge=0, le=1, description="undecided unless the parent computed prompts in this share of the gaps between tokens"

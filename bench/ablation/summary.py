@@ -55,7 +55,10 @@ class CellSummary:
     by_prompt_length: dict[str, Speed]
     failures: dict[str, int]  # by finish reason, in all repeats
     preemptions: int  # in all repeats
-    evictions: int
+    evictions: int  # of blocks out of a prefix cache, in all repeats
+    copies: int  # of blocks or regions that were shared when one was to be written, in all repeats
+    recomputed: int  # tokens that a preemption lost, in all repeats
+    prefix_seconds: float  # that computing the tokens found in a prefix cache would have taken, in all repeats
     hit_rate: float  # of all prompt tokens, the share found in a prefix cache
     mean_batch: float  # rows of a step
     peak_running: int  # requests at once, in any repeat
@@ -77,6 +80,7 @@ def summarise(runs: Sequence[Run], *, lost: Sequence[Run] = ()) -> CellSummary:
     unanswered = [record for run in lost for record in run.records]
     steps = [line for run in runs for line in run.steps if line.num_rows]
     prompt_tokens = sum(record.num_prompt_tokens for record in records)
+    stats = [run.steps[-1].stats for run in runs if run.steps]
     accounts = [account for run in runs if (account := run.accounted) is not None]
     spent = {name: sum(line.seconds.get(name, 0.0) for line in steps) for name in sorted({name for line in steps for name in line.seconds})}
     total_s = sum(spent.values())
@@ -87,7 +91,10 @@ def summarise(runs: Sequence[Run], *, lost: Sequence[Run] = ()) -> CellSummary:
         by_prompt_length=_grouped([by_prompt_length(run.records) for run in runs], by_prompt_length(unanswered)),
         failures=dict(Counter(record.finish_reason or "unanswered" for record in [*records, *unanswered] if not record.succeeded)),
         preemptions=sum(record.num_preemptions for record in records),
-        evictions=sum(run.steps[-1].stats.evictions for run in runs if run.steps),
+        evictions=sum(one.evictions for one in stats),
+        copies=sum(one.copies for one in stats),
+        recomputed=sum(line.num_recomputed for run in runs for line in run.steps),
+        prefix_seconds=sum(one.prefix.seconds for one in accounts),
         hit_rate=sum(record.num_cached_tokens for record in records) / prompt_tokens if prompt_tokens else 0.0,
         mean_batch=sum(line.num_rows for line in steps) / len(steps) if steps else 0.0,
         peak_running=max((line.num_running for line in steps), default=0),

@@ -19,6 +19,7 @@ from octavo.bench.ablation.spec import AGAIN
 from octavo.bench.ablation.summary import CellSummary, Speed, summarise
 from octavo.bench.check_lines import check_lines
 from octavo.bench.markdown import GIB, UNKNOWN, p99, table, time
+from octavo.bench.memory_table import Saving
 from octavo.bench.records import BROKEN
 from octavo.bench.runs import Run
 from octavo.bench.stability import NAMES, in_words
@@ -61,13 +62,15 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
     figures = {cell.name: summarise(runs, lost=lost[cell.name]) for cell in cells if (runs := result.of(scenario, cell.name))}
     lines += [*_all_figures(result, scenario, cells, figures), ""]
     lines += [*table(RATIOS, [_ratio(one) for one in result.comparisons(scenario)]), ""]
-    lines += [*latencies({name: found for name, found in figures.items() if result.holds(scenario, name)}), ""]
+    lines += [*latencies({(name,): found.speed for name, found in figures.items() if result.holds(scenario, name)}), ""]
     if failed := failures({cell.name: [*result.of(scenario, cell.name), *lost[cell.name]] for cell in cells}):
         lines += [*failed, ""]
     stable = [[cell.name, *in_words(figures[cell.name].stability).values()] for cell in cells if cell.name in figures]
     lines += [*table(["cell", *NAMES.values()], stable), ""]
     lines += [*table(KV, [_kv(cell, figures[cell.name], result, scenario) for cell in cells if cell.name in figures]), ""]
-    lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name)))]), ""]
+    lines += [COUNTED, ""] if figures else []
+    spared = {cell.name: _waste_saved(result, scenario, cell, figures) for cell in cells}
+    lines += [*table(MEMORY, [row for cell in cells if (row := _memory(cell, result.of(scenario, cell.name), spared[cell.name]))]), ""]
     known = result.breakdowns.get(scenario, {})
     lines += table(PARTS, [_parts(cell, figures[cell.name], known.get(cell.name)) for cell in cells if cell.name in figures])
     if reached := rooflines({cell.name: known[cell.name] for cell in cells if cell.name in known}):
@@ -77,11 +80,14 @@ def _scenario(result: AblationResult, scenario: str) -> list[str]:
 
 
 def _pool(cells: Sequence[CellInfo]) -> str:
+    """What all share; slots by cell where those of one take more bytes than those of another."""
     engine, first = cells[0].options["engine"], cells[0]
-    return (
-        f"Every cell has a KV pool of {first.pool_slots} slots ({first.pool_bytes / GIB:.3f} GiB) "
-        f"and max_model_len {engine['max_model_len']}. {first.name}: {first.stack}."
-    )
+    size = f"{first.pool_bytes / GIB:.3f} GiB"
+    if len({cell.pool_slots for cell in cells}) > 1:
+        pool = f"{size} ({', '.join(f'{cell.name}: {cell.pool_slots} slots' for cell in cells)})"
+    else:
+        pool = f"{first.pool_slots} slots ({size})"
+    return f"Every cell has a KV pool of {pool} and max_model_len {engine['max_model_len']}. {first.name}: {first.stack}."
 
 
 def _tokens(result: AblationResult, scenario: str) -> list[str]:
@@ -106,9 +112,13 @@ def _referenced(result: AblationResult, scenario: str) -> str:
 
 
 SPEEDS = ["tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "E2E p50"]
+RATES = ["requests", "failed", "tok/s", "req/s"]  # of a group
 LOSSY = ["agreement", "perplexity (parent's)"]
 FIGURES = ["batch", "most at once", "queue", "hits", "preempted", "failed"]
-SAID = "Agreement: tokens that are the fp32 reference's first choice. Perplexity: of the parent's answers, by the cell and by its parent."
+SAID = (
+    "Agreement: tokens that are the first choice of the fp32 reference (with whole weights, where a cell quantises them otherwise than its "
+    "parent). Perplexity: of the parent's answers, by the cell and by its parent."
+)
 
 
 def _all_figures(result: AblationResult, scenario: str, cells: Sequence[CellInfo], figures: Mapping[str, CellSummary]) -> list[str]:
@@ -129,7 +139,7 @@ def _all_figures(result: AblationResult, scenario: str, cells: Sequence[CellInfo
 
 
 def _quality(outputs: Outputs | None) -> list[str]:
-    """Of a cell in 16 bits, or with a lossy part."""
+    """Of a lossy cell."""
     lossy = None if outputs is None else outputs.lossy
     if lossy is None or not lossy.rounding.tokens:
         return [UNKNOWN] * len(LOSSY)
@@ -178,30 +188,51 @@ def _ratio(one: Comparison) -> list[str]:
     return [one.cell, one.parent, one.measure, str(one.interval), UNKNOWN if one.floor is None else str(one.floor), said]
 
 
-KV = ["cell", "token states", "reserved", "internal", "external", "cached", "free", "shared", "peak memory"]
+KV = ["cell", "token states", "reserved", "internal", "external", "cached", "free"]
+KV += ["shared", "copies", "evictions", "recomputed", "prefix hits spare", "peak memory"]
+COUNTED = "Shares are means over time; copies, evictions, tokens recomputed and the time that prefix hits spare are of all repeats."
 
 
 def _kv(cell: CellInfo, found: CellSummary, result: AblationResult, scenario: str) -> list[str]:
     shares = [f"{found.kv_shares[name.replace(' ', '_')]:.1f} %" if found.kv_shares else UNKNOWN for name in KV[1:7]]
     tables = [run.memory for run in result.of(scenario, cell.name) if run.memory is not None]
     peak = f"{max(table.peak for table in tables) / GIB:.2f} GiB" if tables else UNKNOWN
-    return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", peak]
+    counts = [f"{count}" for count in (found.copies, found.evictions, found.recomputed)]
+    return [cell.name, *shares, f"{100 * found.kv_saved:.1f} %", *counts, time(found.prefix_seconds), peak]
 
 
-MEMORY = ["cell", "weights", "KV pool", "activations", "other", "free", "peak", "sharing spares, of the pool", "of the device"]
+MEMORY = ["cell", "weights", "KV pool", "activations", "other", "free", "peak"]
+MEMORY += ["sharing spares, of the pool", "of the device", "less waste than its parent, of the pool", "of the device"]
 
 
-def _memory(cell: CellInfo, runs: Sequence[Run]) -> list[str]:
+def _waste_saved(result: AblationResult, scenario: str, cell: CellInfo, figures: Mapping[str, CellSummary]) -> float | None:
+    """By how much less of its pool was waste than of its parent's, 0 to 1; below 0: it was more. None where they cannot be compared."""
+    mine, parents = figures.get(cell.name), figures.get(cell.parent or "")
+    if mine is None or parents is None or not (mine.kv_shares and parents.kv_shares and result.holds(scenario, cell.name)):
+        return None
+    return (_waste(parents.kv_shares) - _waste(mine.kv_shares)) / 100
+
+
+def _waste(shares: Mapping[str, float]) -> float:
+    return shares["internal"] + shares["external"]
+
+
+def _memory(cell: CellInfo, runs: Sequence[Run], waste_saved: float | None) -> list[str]:
     """Of the repeat with the highest peak; nothing where no run knows it."""
     tables = [run.memory for run in runs if run.memory is not None]
     if not tables:
         return []
     worst = max(tables, key=lambda one: one.peak)
     saved = [account.saved_slots for run in runs if (account := run.accounted) is not None]
-    saving = worst.saving(sum(saved) / len(saved)) if saved else None
-    shares = [f"{saving.of_pool:.1%}", f"{saving.of_device:.2%}"] if saving else [UNKNOWN] * 2
+    shared = worst.saving(sum(saved) / len(saved)) if saved else None
+    unwasted = None if waste_saved is None else worst.saving(waste_saved * worst.num_slots)
     sizes = (worst.weights, worst.kv_cache, worst.activations, worst.other, worst.free, worst.peak)
-    return [cell.name, *(f"{size / GIB:.3f} GiB" for size in sizes), *shares]
+    return [cell.name, *(f"{size / GIB:.3f} GiB" for size in sizes), *_saving(shared), *_saving(unwasted)]
+
+
+def _saving(saving: Saving | None) -> list[str]:
+    """Of the pool and of the device."""
+    return [f"{saving.of_pool:z.1%}", f"{saving.of_device:z.2%}"] if saving else [UNKNOWN] * 2
 
 
 TIMED = ["schedule", "inputs", "forward", "sample", "apply"]
@@ -241,14 +272,18 @@ def _device(result: AblationResult) -> list[str]:
 
 
 def _groups(result: AblationResult, scenario: str, figures: dict[str, CellSummary]) -> list[str]:
-    """By class and by length of the prompt, where there are several."""
+    """By class and by length of the prompt, where there are several: rates, then all latencies."""
     lines: list[str] = []
     for head, groups in (("class", "by_class"), ("prompt tokens", "by_prompt_length")):
-        rows = [
-            [name, group, *_speeds(speed), str(speed.failed)]
+        speeds: dict[tuple[str, ...], Speed] = {
+            (name, group): speed
             for name, found in figures.items()
             if len(getattr(found, groups)) > 1 and result.holds(scenario, name)
             for group, speed in getattr(found, groups).items()
+        }
+        rates = [
+            [*names, f"{one.requests}", f"{one.failed}", f"{one.output_tok_per_s:.1f}", f"{one.req_per_s:.2f}"]
+            for names, one in speeds.items()
         ]
-        lines += ["", *table(["cell", head, *SPEEDS, "failed"], rows)] if rows else []
+        lines += ["", *table(["cell", head, *RATES], rates), "", *latencies(speeds, of=("cell", head))] if speeds else []
     return lines

@@ -5,7 +5,7 @@ Must not know: engines, files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from octavo.bench.check_lines import check_lines
@@ -92,10 +92,15 @@ def _speed(found: Metrics) -> list[str]:
         ["prompt tokens from the prefix cache", f"{found.cached_tokens} of {found.input_tokens}"],
         ["preemptions", f"{found.preemptions}"],
     ]
-    latencies = [[label, *_latency(getattr(found, name))] for name, label in LATENCIES.items()]
-    marked = any(row[4].endswith("*") for row in latencies)
-    heads = ["latency", "mean", "p50", "p95", "p99", "values"]
-    return [*table(["", ""], rows), "", *table(heads, latencies), *(["", FEW_VALUES] if marked else [])]
+    return [*table(["", ""], rows), "", *_latencies([], {(): found})]
+
+
+def _latencies(of: Sequence[str], groups: Mapping[tuple[str, ...], Metrics]) -> list[str]:
+    """A line each, by what they are of; `of` heads these columns."""
+    rows = [[*names, label, *_latency(getattr(found, field))] for names, found in groups.items() for field, label in LATENCIES.items()]
+    heads = [*of, "latency", "mean", "p50", "p95", "p99", "values"]
+    marked = any(row[heads.index("p99")].endswith("*") for row in rows)
+    return [*table(heads, rows), *(["", FEW_VALUES] if marked else [])]
 
 
 def _latency(found: Distribution) -> list[str]:
@@ -105,19 +110,10 @@ def _latency(found: Distribution) -> list[str]:
 
 
 def _groups(name: str, groups: dict[str, Metrics]) -> list[str]:
-    heads = [name, "requests", "answered", "output tok/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50"]
-    rows = [
-        [
-            group,
-            f"{found.requests}",
-            f"{found.succeeded}",
-            f"{found.output_throughput:.1f}",
-            *(time(getattr(found, field).percentile(percent), digits=1) for field in ("ttft", "itl") for percent in (50, 99)),
-            time(found.e2el.median, digits=1),
-        ]
-        for group, found in groups.items()
-    ]
-    return table(heads, rows)
+    """Rates, then all latencies."""
+    rows = [[group, f"{found.requests}", f"{found.succeeded}", f"{found.output_throughput:.1f}"] for group, found in groups.items()]
+    rates = table([name, "requests", "answered", "output tok/s"], rows)
+    return [*rates, "", *_latencies([name], {(group,): found for group, found in groups.items()})]
 
 
 def _failures(records: Sequence[RequestRecord]) -> list[str]:
@@ -138,14 +134,16 @@ def _pool(report: Report, run: Run, *, plots: bool) -> None:
         report.lines += [_load(run), ""]
         return
     shares = kv_shares(asdict(account.shares))
-    heads = [*shares, "shared", "copies", "evictions", "prefix hits"]
+    heads = [*shares, "shared", "copies", "evictions", "recomputed", "prefix hits", "prefix hits spare"]
     prefix = account.prefix
     row = [
         *(f"{value:.1f} %" for value in shares.values()),
         f"{100 * account.share_saved:.1f} %",
         f"{account.copies}",
         f"{prefix.evictions}",
+        f"{account.num_recomputed}",
         f"{100 * prefix.hit_rate:.1f} %",
+        time(prefix.seconds),
     ]
     report.lines += [
         "## KV pool",

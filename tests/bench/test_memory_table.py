@@ -17,7 +17,7 @@ from octavo.core.assembly import BuiltEngine
 from octavo.core.settings.config import load_config
 from octavo.core.stack import Stack
 from octavo.core.torch_runner import TorchRunner
-from tests.bench.ablation.made import twice_as_fast
+from tests.bench.ablation.made import AGAIN, OTHER, USAGE, twice_as_fast
 from tests.bench.ablation.small import registry
 from tests.bench.measured import timed
 from tests.bench.test_identity import stack
@@ -180,9 +180,30 @@ def test_what_sharing_spares_stands_in_the_tables() -> None:
     for key, one in result.runs.items():
         if key[1] == "fast":
             one.memory, one.steps = memory, run.steps
+    waste = (run.account.shares.internal + run.account.shares.external) / 100
+    assert waste > 0
     (row,) = [line for line in markdown(result).splitlines() if "3.000 GiB" in line]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
         "fast", "3.000 GiB", "1.000 GiB", "0.000 GiB", "0.000 GiB", "0.000 GiB", "5.000 GiB", f"{spared.of_pool:.1%}",
-        f"{spared.of_device:.2%}",
+        f"{spared.of_device:.2%}", f"{-waste:.1%}", f"{-waste / 16:.2%}",
     ]  # fmt: skip
+
+
+def test_less_waste_than_the_parent_is_said_twice() -> None:
+    """A tenth of the pool was of no use, and half of that is left; the pool is a sixteenth of the device. Not where tokens differ."""
+    memory = MemoryTable(
+        device="x", total=1 << 34, weights=3 << 30, kv_cache=1 << 30, activations=0, other=0, free=0, peak=5 << 30, num_slots=100
+    )
+
+    def found(**fields: Any) -> dict[str, list[str]]:
+        result = twice_as_fast(**fields)
+        for key, one in result.runs.items():
+            external = 5 if key[1] == "fast" else 10
+            usage = replace(USAGE, external=external, free=70 - external)
+            one.memory, one.steps = memory, [replace(line, usage_running=usage) for line in one.steps]
+        lines = [line for line in markdown(result).splitlines() if "3.000 GiB" in line]
+        return {cells[0]: cells[-2:] for line in lines if (cells := [cell.strip() for cell in line.strip("|").split("|")])}
+
+    assert found() == {"base": ["-", "-"], "fast": ["5.0%", "0.31%"], f"base{AGAIN}": ["0.0%", "0.00%"]}
+    assert found(outputs={"fast": OTHER})["fast"] == ["-", "-"]

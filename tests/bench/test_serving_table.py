@@ -10,7 +10,7 @@ import pytest
 from octavo.bench.distribution import Distribution
 from octavo.bench.metrics import Metrics, measure
 from octavo.bench.records import RequestRecord
-from octavo.bench.serving_table import as_json, serving_table
+from octavo.bench.serving_table import as_json, group_table, serving_table
 
 EMPTY = measure([])
 
@@ -58,6 +58,24 @@ def test_milliseconds() -> None:
     assert "---------------Time to First Token----------------\nnone measured\n" in table
     with pytest.raises(KeyError):
         serving_table(metrics, sections=["speed"])
+
+
+def test_groups() -> None:
+    """Of each all latencies, with mean, P50, P95 and P99 in ms; "-" for what nobody saw."""
+    metrics = replace(
+        EMPTY, requests=5, succeeded=4, duration=2.0, output_tokens=25,
+        queue=Distribution([0.001, 0.003]), ttft=Distribution([0.01] * 99 + [0.02]), e2el=Distribution([1.0], missing=1),
+    )  # fmt: skip
+    heads, *lines = [line.split() for line in group_table("class", {"chat": metrics}).splitlines()]
+    assert heads == ["class", "requests", "failed", "tok/s", "ms", "mean", "P50", "P95", "P99"]
+    assert {line[4]: line[5:] for line in lines} == {
+        "Queue": ["2.0", "2.0", "2.9", "3.0"],
+        "TTFT": ["10.1", "10.0", "10.0", "10.1"],
+        "TPOT": ["-"] * 4,
+        "ITL": ["-"] * 4,
+        "E2EL": ["1000.0", "inf", "inf", "inf"],
+    }
+    assert {tuple(line[:4]) for line in lines} == {("chat", "5", "1", "12.5")}
 
 
 def test_failures_and_settings_are_listed() -> None:

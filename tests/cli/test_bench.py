@@ -125,7 +125,10 @@ def test_a_closed_loop_with_classes(engine_words: list[str], capsys: pytest.Capt
     assert serve(*engine_words, *words) == 0
     out, err = capsys.readouterr()
     assert figures(out)["Maximum request concurrency"] == 2 and figures(out)["Successful requests"] == 6
-    assert [line.split()[:2] for line in out.splitlines()[-3:]] == [["class", "requests"], ["chat", "3"], ["document", "3"]]
+    heads, *lines = [line.split() for line in out.splitlines()[-11:]]
+    assert heads == ["class", "requests", "failed", "tok/s", "ms", "mean", "P50", "P95", "P99"]
+    latencies = ("Queue", "TTFT", "TPOT", "ITL", "E2EL")
+    assert [(line[0], line[1], line[4]) for line in lines] == [(name, "3", one) for name in ("chat", "document") for one in latencies]
     assert "max_model_len is 128: 3 of 6 requests are cut to fit" in err and "This will take" not in err
 
 

@@ -12,7 +12,7 @@ import pytest
 from octavo.__main__ import main
 from octavo.bench.figures import Figures, read_figures
 from octavo.bench.runs import Run
-from octavo.bench.self_checks import TWICE
+from octavo.bench.self_checks import TABLE, TWICE
 from tests.bench.ablation.made import AGAIN, BASE, FAST, PARENTS, made, twice_as_fast
 from tests.bench.measured import timed
 from tests.bench.test_compare import cell, figures, with_identity
@@ -55,6 +55,19 @@ def test_a_report_of_a_contradiction_fails(capsys: pytest.CaptureFixture[str]) -
         assert bench("report", "run", "--no-plots", *flags) == 1
         assert "self-check failed: TTFT + gaps = end to end: the report says where" in capsys.readouterr().err
     assert "contradict each other" in Path("run/report.md").read_text()
+
+
+def test_a_report_of_a_table_that_contradicts_itself_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """More requests are in the system than were sent at once: no other check sees that, and the status is 1."""
+    run = timed("paged", "chunked")
+    run.settings = {"max_concurrency": 1}
+    run.save("run")
+    for flags in ([], ["--allow-noise"]):
+        assert bench("report", "run", "--no-plots", *flags) == 1
+        assert f"self-check failed: {TABLE}: the report says where" in capsys.readouterr().err
+    text = Path("run/report.md").read_text()
+    assert text.index("contradict each other") < text.index(f"{TABLE}: 12 requests of") < text.index("## Speed")
+    assert "but at most 1 were sent at once" in text and text.count("FAILED") == 1
 
 
 def test_a_report_of_a_busy_machine_fails_unless_that_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:

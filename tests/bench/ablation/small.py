@@ -1,4 +1,4 @@
-"""A small ablation with a tiny model, and a kernel that is wrong on purpose."""
+"""A small ablation with a tiny model, and a kernel and ops that are wrong on purpose."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from octavo.bench.ablation.spec import AblationSpec
 from octavo.core.attention import AttentionMetadata, Kernel, LayerCache, LayerSpec
 from octavo.core.descriptors import KernelPlugin
 from octavo.core.registry import Registry
+from octavo.plugins.ops.torch_ops import TORCH
+from octavo.plugins.ops.torch_ops.ops import Linear, TorchOps
 from tests.models import tiny
 
 ENGINE = {"max_model_len": 64, "num_kv_slots": 128, "dtype": "float32", "device": "cpu"}
@@ -57,11 +59,27 @@ class Distorted:
         return inner
 
 
+class RoughOps(TorchOps):
+    """Right in fp32; in fewer bits, what attention and MLP add is of any size."""
+
+    def linear_add(self, x: torch.Tensor, packed: Linear, residual: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        if x.dtype is torch.float32:
+            return super().linear_add(x, packed, residual)
+        added = self.linear(x, packed)
+        generator = torch.Generator().manual_seed(len(x))
+        return residual.add_(added * (1 + 3.0 * torch.randn(added.shape, generator=generator, dtype=added.dtype)))
+
+
+ROUGH = replace(TORCH, name="rough", build=lambda options, facts: RoughOps())
+
+
 def registry(**noise: float) -> Registry:
-    """The built-ins, and a kernel of each name that distorts `sdpa` by so much."""
+    """The built-ins, ops `rough`, and a kernel of each name that distorts `sdpa` by so much."""
     found = Registry.discover(environ={"OCTAVO_NO_PLUGINS": "1"})
     sdpa = found.get("kernel", "sdpa")
     assert isinstance(sdpa, KernelPlugin)
+    found.add(ROUGH)
     for name, size in noise.items():
         found.add(replace(sdpa, name=name, build=lambda *args, size=size: Distorted(sdpa.build(*args), size).build()))
     return found

@@ -20,13 +20,19 @@ from tests.bench.test_compare import IDENTITY
 
 
 def test_groups_by_prompt_length() -> None:
-    """Short and long prompts have a row each, where there are both."""
+    """Short and long prompts have rates and all latencies each, where there are both."""
     result = twice_as_fast()
     assert "prompt tokens" not in markdown(result)
     for key in result.runs:
         result.runs[key] = made_run(4.0, records=[record(0, 1.0, 2.0, 4.0), record(1, 1.0, 2.0, 4.0, num_prompt_tokens=5)])
     text = markdown(result)
     assert "| prompt tokens " in text and "| base         | 1-16" in text and "| base         | 65-128" in text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    rates = {(row[0], row[1]): row[2:] for row in rows if row[1] in ("1-16", "65-128") and len(row) == 6}
+    assert rates["fast", "1-16"] == rates["base", "65-128"] == ["3", "0", "0.8", "0.25"]
+    latencies = {(row[0], row[1], row[2]): row[3:] for row in rows if row[1] in ("1-16", "65-128") and len(row) == 8}
+    assert {one[2] for one in latencies if one[:2] == ("fast", "1-16")} == {"queue", "TTFT", "TPOT", "ITL", "E2E"}
+    assert latencies["fast", "1-16", "TTFT"] == ["1.00 s", "1.00 s", "1.00 s", "1.00 s *", "1"] and len(latencies) == 3 * 2 * 5
 
 
 def test_all_types_are_named() -> None:

@@ -22,6 +22,7 @@ from octavo.bench.roofline import CostModel, Limits, RooflineShare, roofline
 from octavo.bench.self_checks import TWICE
 from octavo.bench.step_parts import ForwardParts
 from octavo.core.errors import InvalidOptionsError, ResultError
+from octavo.core.kv import KVStats
 from tests.bench.ablation.made import AGAIN_TOO, BASE, FAST, OTHER, PARENTS, made, made_run, record, step, twice_as_fast
 from tests.bench.test_compare import IDENTITY
 
@@ -203,18 +204,41 @@ def test_what_a_prefix_costs_is_priced_by_its_place() -> None:
     ],
 )
 def test_a_loss(extra: tuple[float, ...], outcome: str, found: str) -> None:
-    """What a cell adds around the same forward passes, as a share of the parent's run, however long these were."""
+    """What a cell adds around the same forward passes, as a share of the parent's run, however much longer or shorter these were."""
     result = twice_as_fast(claims=[claim(lost_at_most=0.01)])
-    for repeat, added in enumerate(extra):
+    for repeat, (added, noise) in enumerate(zip(extra, (1.0, -0.5, 0.1), strict=True)):
         passes = [replace(step(0.0, 1.0), seconds={"forward": 3.5, "sample": 0.1})]
-        slower = [replace(step(0.0, 1.0), seconds={"forward": 4.5, "sample": 0.1})]
+        others = [replace(step(0.0, 1.0), seconds={"forward": 3.5 + noise, "sample": 0.1})]
         result.runs["s", "base", repeat] = made_run(4.0, steps=passes)
-        result.runs["s", "fast", repeat] = made_run(5.0 + added, steps=slower)
+        result.runs["s", "fast", repeat] = made_run(4.0 + noise + added, steps=others)
     (judged,) = judge(result)
     assert judged.outcome == outcome and found in judged.found
     result.runs["s", "fast", 0].steps.append(step(0.0, 1.0))
     (judged,) = judge(result)
     assert judged.outcome == "undecided" and "its steps were others than base's" in judged.found
+
+
+@pytest.mark.parametrize(
+    ("factor", "measure", "outcome"),
+    [
+        (1.02, "output tok/s", "fails"),
+        (1.02, "E2E p50", "fails"),
+        (1.005, "output tok/s", "holds"),
+        (1.005, "E2E p50", "holds"),
+        (0.5, "output tok/s", "holds"),
+        (0.5, "E2E p50", "holds"),
+    ],
+)
+def test_a_loss_within_forward_passes(factor: float, measure: str, outcome: str) -> None:
+    """A part that adds nothing around them and makes them slower costs too, where the ratio of whole runs is sure of it."""
+    result = twice_as_fast(claims=[claim(lost_at_most=0.01, measure=measure)])
+    for repeat, seconds in enumerate(BASE):
+        for name, slower in (("base", 1.0), ("fast", factor)):
+            passes = [replace(step(0.0, 1.0), seconds={"forward": slower * seconds - 0.2, "sample": 0.1})]
+            result.runs["s", name, repeat] = made_run(slower * seconds, steps=passes)
+    (judged,) = judge(result)
+    assert judged.outcome == outcome
+    assert ("whole runs lose more than 1 %" in judged.found) == (outcome == "fails")
 
 
 def test_a_loss_is_a_claim_of_its_own() -> None:
@@ -285,8 +309,24 @@ def test_a_summary() -> None:
     assert found.by_class["chat"].requests == 1 and found.by_class["default"].failed == 1
     assert found.kv_shares["free"] == pytest.approx(70) and sum(found.kv_shares.values()) == pytest.approx(100)
     assert found.step_shares["forward"] == pytest.approx(1.0) and set(found.by_prompt_length) == {"65-128"}
+    assert (found.copies, found.evictions, found.recomputed, found.prefix_seconds) == (0, 0, 0, 0.0)
     with pytest.raises(ValueError, match="without a run"):
         summarise([])
+
+
+def test_what_stands_beside_the_shares_of_the_pool() -> None:
+    """Of three repeats: copies, evictions, tokens computed again, and the time that 40 tokens found would have taken at 100 a second."""
+    result = twice_as_fast()
+    stats = KVStats(queried_tokens=80, hit_tokens=40, evictions=3, copies=2)
+    for repeat in range(3):
+        steps = [step(0.0, 1.0, tokens=100, num_recomputed=4), step(1.0, 2.0, num_recomputed=1, stats=stats)]
+        result.runs["s", "fast", repeat] = made_run(2.0, steps=steps)
+    lines = markdown(result).splitlines()
+    heads, *rows = [cells_of(line) for line in lines if "| token states" in line or line.rstrip(" |").endswith("| -")]
+    found = {row[0]: dict(zip(heads, row, strict=True)) for row in rows if len(row) == len(heads)}
+    beside = ("copies", "evictions", "recomputed", "prefix hits spare")
+    assert [found["fast"][name] for name in beside] == ["6", "9", "15", "1.20 s"]
+    assert [found["base"][name] for name in beside] == ["0", "0", "0", "0 ms"]
 
 
 def lines_of(text: str, start: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,16 @@ def test_a_run_that_breaks_is_listed(engines: Engines, tmp_path: Path, monkeypat
     assert counted.calls == 1 and not resumed.broken and all(one.interval is not None for one in resumed.comparisons(SCENARIO))
 
 
+def test_what_stands_on_a_run_that_breaks_is_not_compared(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far below: in that repeat there is nothing to compare it by that was compared itself. In the others it is."""
+    Interrupted(monkeypatch, 2, RuntimeError("the device is on fire"))
+    cells = LADDER | {"chunked": {"parent": "paged", "settings": {"scheduler": {"plugin": "chunked"}}}}
+    result = run(engines, small_spec(cells, warmup=0), tmp_path)
+    assert set(result.broken) == {f"{SCENARIO}/continuous/0"} and result.finished and len(result.runs) == 9
+    counts = {name: outputs.exact.compared for name, outputs in result.outputs[SCENARIO].items() if outputs.exact}
+    assert counts == {"static": 12, "continuous": 6, "paged": 6, "chunked": 6, f"static{AGAIN}": 12}
+
+
 def test_a_run_that_its_engine_ends_is_kept_as_far_as_it_came(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the runs that count, with what failed; and it is run again when the ablation is resumed."""
     key = (SCENARIO, "continuous", 0)
@@ -374,6 +385,83 @@ def test_sixteen_bits_that_are_too_wrong(tmp_path: Path) -> None:
     result = run(Engines(registry(wrong=3.0)), small_spec(cells, engine={"dtype": "bfloat16"}, repeats=1), tmp_path)
     lossy = result.outputs[SCENARIO]["wrong"].lossy
     assert lossy is not None and not lossy.holds and not result.tokens_agree
+
+
+def test_ops_that_are_wrong_in_sixteen_bits_only(tmp_path: Path) -> None:
+    """They are not what they are held against: what is right in fp32 and rounds too much in bf16 has no speed, though all cells have it."""
+    cells = {
+        "rough": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive", "ops": "rough"}},
+        "as rough": {"parent": "rough", "settings": {"scheduler": {"plugin": "chunked"}}},
+    }
+    result = run(Engines(registry()), small_spec(cells, engine={"dtype": "bfloat16"}, repeats=1), tmp_path)
+    for name in cells:
+        outputs = result.outputs[SCENARIO][name]
+        assert outputs.exact is not None and outputs.exact.holds
+        assert outputs.lossy is not None and not outputs.lossy.holds and not result.holds(SCENARIO, name)
+
+
+def test_sixteen_bits_beside_their_parent_in_fp32(tmp_path: Path) -> None:
+    """In as many bytes of KV, which are twice as many slots. Its tokens are its parent's in fp32, and how good those are that it gave in 16
+    bits stands beside how fast they came."""
+    cells = {
+        "whole": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive", "ops": "torch"}},
+        "half": {"parent": "whole", "settings": {"engine": {"dtype": "bfloat16"}}},
+    }
+    engine = {"max_model_len": 64, "kv_cache_memory": 128 * 512, "dtype": "float32", "device": "cpu"}
+    result = run(Engines(registry()), small_spec(cells, settings={"engine": engine, "scheduler": {"max_num_seqs": 4}}), tmp_path)
+    assert {cell.name: cell.pool_slots for cell in result.cells[SCENARIO]} == {"whole": 128, "half": 256, "whole (again)": 128}
+    assert len({cell.pool_bytes for cell in result.cells[SCENARIO]}) == 1
+    outputs = result.outputs[SCENARIO]["half"]
+    assert outputs.exact is not None and outputs.exact.holds and outputs.exact.compared == 6
+    assert outputs.lossy is not None and outputs.lossy.holds and outputs.lossy.answers == 12
+    assert result.outputs[SCENARIO]["whole"].lossy is None
+    text = markdown(result)
+    slots = "whole: 128 slots, half: 256 slots, whole (again): 128 slots"
+    assert f"Every cell has a KV pool of 0.000 GiB ({slots}) and max_model_len 64." in text
+    lines = [line for line in text.splitlines() if re.match(r"\| (cell|half) ", line)]
+    heads, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = dict(zip(heads, rows[0], strict=True))
+    rounding = outputs.lossy.rounding
+    assert found["agreement"] == f"{100 * (1 - rounding.rate):.2f} %" and float(found["tok/s"]) > 0
+    assert found["perplexity (parent's)"] == f"{outputs.lossy.perplexity:.3f} ({outputs.lossy.parent_perplexity:.3f})"
+    (ratio,) = [one for one in result.comparisons(SCENARIO) if one.cell == "half"]
+    assert ratio.interval is not None and f"| {ratio.interval} " in text
+
+
+def test_quantised_weights(engines: Engines, tmp_path: Path) -> None:
+    """They have other tokens than whole ones: these are put to the reference with whole weights, and agreement and perplexity stand beside
+    the ratio. What is as quantised as its parent is compared with it token by token."""
+    cells = {
+        "whole": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "naive"}},
+        "int8": {"parent": "whole", "settings": {"model": {"plugin": "llama", "quantization": "int8"}}},
+        "on int8": {"parent": "int8", "settings": {"kernel": {"plugin": "sdpa"}}},
+        "int4": {"parent": "int8", "settings": {"model": {"quantization": "int4"}}},
+        "also int4": {"settings": {"kernel": "naive", "model": {"plugin": "llama", "quantization": "int4"}}},
+    }
+    result = run(engines, small_spec(cells), tmp_path)
+    found = result.outputs[SCENARIO]
+    assert result.finished and result.tokens_hold
+    for name in ("int8", "int4"):
+        exact, lossy = found[name].exact, found[name].lossy
+        assert exact is None and lossy is not None and lossy.holds and lossy.answers == 12 and lossy.what == f"{name} weights"
+        assert lossy.perplexity > 1 and lossy.perplexity != lossy.parent_perplexity
+    assert found["int4"].lossy is not None and found["int4"].lossy.rounding.off > 0
+    for name in ("whole", "on int8", "also int4"):  # the baseline of int4 by a reference in int4
+        exact = found[name].exact
+        assert found[name].lossy is None and exact is not None and exact.holds and exact.compared == 12
+    assert {one.cell: one.interval is not None for one in result.comparisons(SCENARIO)}["int8"]
+    text = markdown(AblationResult.load(tmp_path))
+    assert "* int8 against whole: int8 weights: " in text and "change" in text and "quantization=int8" in text
+
+
+def test_quantised_weights_that_are_computed_wrong(engines: Engines, tmp_path: Path) -> None:
+    """By a kernel or by ops, they are farther from whole ones than quantising explains."""
+    cells = {
+        "whole": {"settings": {"scheduler": "continuous", "allocator": "paged", "kernel": "wrong"}},
+        "int8": {"parent": "whole", "settings": {"model": {"plugin": "llama", "quantization": "int8"}}},
+    }
+    lossy = run(engines, small_spec(cells, repeats=1), tmp_path).outputs[SCENARIO]["int8"].lossy
+    assert lossy is not None and lossy.naive.tokens and not lossy.holds
 
 
 def test_parts_that_cannot_be_told_are_no_failure_of_the_rest(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

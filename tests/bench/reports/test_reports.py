@@ -52,6 +52,14 @@ def test_a_run(a_run: Run) -> None:
     assert headings == ["Speed", "Stability", "KV pool", "Load", "Self-checks", "Measured with"]
     assert "* passed: shares sum to 100, pool empty at the end, " in report.markdown and "not applicable" not in report.markdown
     assert f"| {a_run.account.shares.token_states:.1f} %" in report.markdown
+    heads, pool = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in report.markdown.partition("## KV pool")[2].splitlines()
+        if line.startswith("| ")
+    ][:2]
+    found = dict(zip(heads, pool, strict=True))
+    assert found["recomputed"] == f"{a_run.account.num_recomputed}" != "0" and found["copies"] == found["evictions"] == "0"
+    assert found["prefix hits spare"] == "0 ms"
     named = re.findall(r"\]\((.*)\)$", report.markdown, flags=re.MULTILINE)
     assert sorted(named) == sorted(report.figures) and len(named) == len(FIGURES) - 1
 
@@ -83,6 +91,20 @@ def test_failed_requests_are_listed_and_lower_the_curve(monkeypatch: pytest.Monk
     assert "A p99 with a * is of fewer than 100 values" in report.markdown
     curves = [args for args, options in drawn.calls["step"] if options["label"] == "run"]
     assert curves[0][1][-1] == curves[2][1][-1] == pytest.approx(75)
+
+
+def test_groups_of_a_run() -> None:
+    """By class and by length of the prompt, as all latencies as of the whole run."""
+    records = [record(0, 1.0, 2.0, 4.0, class_name="chat"), record(1, 3.0, 4.0, 5.0, class_name="batch", num_prompt_tokens=5)]
+    text = run_report(made_run(5.0, records=records), plots=False).markdown
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    whole = [row[0] for row in rows if row[1:] and row[0] in ("queue", "TTFT", "TPOT", "ITL", "token gap", "end to end")]
+    assert len(whole) == 6
+    for group in ("chat", "batch", "65-128", "1-16"):
+        found = {row[1]: row[2:] for row in rows if row[0] == group and len(row) == 7}
+        assert list(found) == whole
+        first, last = ("3.00 s", "5.00 s") if group in ("batch", "1-16") else ("1.00 s", "4.00 s")
+        assert found["TTFT"] == [first, first, first, f"{first} *", "1"] and found["end to end"] == [last, last, last, f"{last} *", "1"]
 
 
 def test_a_run_that_contradicts_itself_says_so_first(a_run: Run) -> None:
