@@ -27,7 +27,7 @@ from octavo.core.text.tokenizer import Tokenizer
 from tests.matrix.test_smollm2 import LICENSE
 from tests.matrix.widened import WIDENED
 
-TOKENS = int(os.environ.get("OCTAVO_LOSSY_TOKENS", "1280"))
+TOKENS = int(os.environ.get("OCTAVO_LOSSY_TOKENS", "2560"))  # of 1,280 the naive kernel missed 4 on one thread and 12 on two
 ANSWER = 160  # tokens
 BATCH = 64
 
