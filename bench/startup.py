@@ -17,7 +17,7 @@ from typing import Any
 
 SAID = {"model": "model ", "weights": "weights: ", "stack": "stack: "}
 """What the rest of a line says that begins so."""
-STAGES = {"model found": "model ", "weights loaded": "weights: ", "engine ready": "Maximum concurrency "}
+STAGES = {"model found": SAID["model"], "weights loaded": SAID["weights"], "engine ready": "Maximum concurrency "}
 """What the first line that begins so says to be over."""
 
 FIRST_TOKEN = "first token"

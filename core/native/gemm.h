@@ -209,8 +209,8 @@ static __attribute__((noinline)) void tile_of_pairs(int64_t rows, const char* x,
 }
 
 template <>
-[[maybe_unused]] void tile_of<bf16>(int64_t rows, const char* x, int64_t x_stride, const uint32_t* panel, int64_t steps, const float* bias, Ahead ahead,
-                   float* out) {
+[[maybe_unused]] void tile_of<bf16>(int64_t rows, const char* x, int64_t x_stride, const uint32_t* panel, int64_t steps, const float* bias,
+                                    Ahead ahead, float* out) {
     if (rows > TILE_HEIGHT) tile_of_pairs<true>(rows, x, x_stride, panel, steps, bias, ahead, out);
     else tile_of_pairs<false>(rows, x, x_stride, panel, steps, bias, ahead, out);
 }
@@ -335,7 +335,8 @@ static void multiply(const Weight& w, Inputs in, int64_t rows, Share share, Sink
     for_panels(panels, rows, share, [&](int64_t panel, int64_t first, int64_t count) {
         int64_t tiles = ceil_div(count, height_most);
         const Word* at = words + panel * w.groups * panel_words;
-        // While this panel's tiles are computed the next panel is fetched, in equal parts by the first six tiles at most.
+        // While this panel's tiles are computed the next panel is fetched, in equal parts by the first six tiles at most; a single tile, which
+        // reads weights at the speed of memory, fetches what it reads next itself.
         int64_t fetching = max(1, min(tiles, 6)), per_tile = ceil_div(lines_of_four_steps<T>(), fetching);
         const char* next = (const char*)(at + w.groups * panel_words);
         float sums[2][height_most * NR];

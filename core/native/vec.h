@@ -421,7 +421,7 @@ OCTAVO_INLINE void unzip_columns(vf (&v)[2]) {
 #define OCTAVO_TILES 1
 
 constexpr int TILE_HEIGHT = 16, TILE_WORDS = 16;  // rows of a tile, words of a row
-constexpr int A = 6, B = 7;                         // factors; 0 to 5 are sums
+constexpr int A = 6, B = 7;                       // factors; 0 to 5 are sums
 
 // From here on sums and A have so many rows, B has all; they are zero.
 OCTAVO_INLINE void configure_tiles(int64_t rows) {

@@ -9,7 +9,7 @@ from octavo.bench import native_linears
 from octavo.core.native import absence
 
 
-@pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+@pytest.mark.skipif(absence() is not None, reason=str(absence()))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_one_line_a_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtype: str) -> None:
     """Three ways of each number of rows, and two ratios."""

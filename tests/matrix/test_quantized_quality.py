@@ -15,7 +15,7 @@ WINDOWS = 8
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(absence() is not None, reason="built without a compiler"),
+    pytest.mark.skipif(absence() is not None, reason=str(absence())),
 ]
 
 

@@ -45,7 +45,7 @@ def work_of(source: str, tokens: int) -> Work:
     return Work(name="license", items=items)
 
 
-@pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+@pytest.mark.skipif(absence() is not None, reason=str(absence()))
 def test_native_tokens_are_as_near_as_naive_ones(capsys: pytest.CaptureFixture[str]) -> None:
     """Rate up to chance, distance up to a factor of two: the rule of `octavo ablate`, for the model that is the default.
 

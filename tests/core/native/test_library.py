@@ -23,7 +23,7 @@ from octavo.core.settings.resolve import resolve
 from tests.matrix.stacks import REGISTRY
 from tests.models import tiny
 
-built = pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+built = pytest.mark.skipif(absence() is not None, reason=str(absence()))
 
 
 @built

@@ -44,7 +44,7 @@ def tokens(model: Model) -> list[list[int]]:
     return [greedy(model, prompt, 12, attend=DenseAttention(model.layers)) for prompt in PROMPTS]
 
 
-@pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+@pytest.mark.skipif(absence() is not None, reason=str(absence()))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ops_give_the_same_tokens(family: str, kind: Quantization) -> None:
@@ -56,7 +56,7 @@ def test_ops_give_the_same_tokens(family: str, kind: Quantization) -> None:
     assert (found - expected).abs().max() < 1e-3 < (unquantized - expected).abs().max()
 
 
-@pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+@pytest.mark.skipif(absence() is not None, reason=str(absence()))
 def test_weights_take_the_bytes_of_their_codes() -> None:
     """Of a model whose sizes are whole panels at every level: linears by their bits, the head at 8, norms and an untied embedding whole."""
     sizes = {"hidden_size": 96, "intermediate_size": 192, "head_dim": 24, "vocab_size": 384}
@@ -71,7 +71,7 @@ def test_weights_take_the_bytes_of_their_codes() -> None:
         assert whole - int4 == head + blocks * 11 // 8 - 4 * 384
 
 
-@pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+@pytest.mark.skipif(absence() is not None, reason=str(absence()))
 def test_an_engine_takes_the_option() -> None:
     """From LLM's arguments; int4 answers, with the tokens of torch ops."""
     answers = []

@@ -23,7 +23,7 @@ from octavo.plugins.ops.cpu import CPU, octavo_ops
 from octavo.plugins.ops.cpu.ops import CpuOps
 
 ROUNDING = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # fp32: of a sum over k
-needs_library = pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+needs_library = pytest.mark.skipif(absence() is not None, reason=str(absence()))
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:

@@ -160,7 +160,7 @@ def test_bytes_are_those_of_the_codes(ops: CpuOps, kind: Quantization, bits: int
     assert ops.packed_bytes(gate_up) == 2 * (96 * 64 * bits // 8 + scales + 96 * 4)
 
 
-@pytest.mark.skipif(absence() is not None, reason="built without a compiler")
+@pytest.mark.skipif(absence() is not None, reason=str(absence()))
 @pytest.mark.parametrize(("kind", "share"), [("int8", 0.5), ("int4", 0.3125)])
 def test_nothing_but_codes_stays(kind: Quantization, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a weight of 32 MiB of bf16: the original and what it was quantised to are freed, and no more than the codes is resident."""
