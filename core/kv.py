@@ -110,6 +110,12 @@ class Allocator(ABC):
         None where `Request.reads_cache` is False. Allocates nothing.
         """
 
+    def coming(self, sequence: Sequence) -> tuple[int, int]:
+        """First and stop of the positions that `open` would not find for this waiting sequence now, but once open sequences have computed
+        their prompts; an empty range where there are none, as in an allocator that finds nothing. Changes nothing.
+        """
+        return 0, 0
+
     @abstractmethod
     def reserve(self, sequence: Sequence, start: int, stop: int) -> bool:
         """Positions start .. stop - 1 are about to be written: see that their slots exist and are the sequence's alone.

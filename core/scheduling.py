@@ -122,6 +122,26 @@ class Scheduler(ABC):
             if index < len(self.waiting) and self.waiting[index] is request:
                 index += 1
 
+    def candidates(self, plan: PlanBuilder) -> Iterator[Request]:
+        """The queue without those that do better to wait until a running request has computed a prefix which they share.
+
+        A seat stays free for each of them: whoever overtakes takes none that they could have had.
+        """
+        kept = 0
+        for request in self.queue():
+            if kept and self._seats_taken() + kept + request.seats > self.max_num_seqs:
+                return
+            if self._does_better_later(plan, request):
+                kept += request.seats
+            else:
+                yield request
+
+    def _does_better_later(self, plan: PlanBuilder, request: Request) -> bool:
+        """Waiting spares at least as many tokens as this plan could have computed of the rest of its prompt."""
+        lead = request.sequences[0]
+        first, stop = self.kv.coming(lead)
+        return stop > first and stop - first >= min(plan.left, lead.num_tokens - first) - (stop - first)
+
     def _class_has_room(self, request: Request) -> bool:
         limits = self.options.classes.get(request.class_name)
         if limits is None or limits.max_running is None:

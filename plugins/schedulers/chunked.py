@@ -69,7 +69,7 @@ class Chunked(Scheduler):
             self._decode(plan, decodes)
         for request in prompts:
             self.grow(plan, request, self._threshold)
-        for request in self._candidates(plan, prompts) if self._is_limited else self.queue():
+        for request in self._limited(plan, prompts) if self._is_limited else self.candidates(plan):
             if not self.admit(plan, request):
                 break
             self.grow(plan, request, self._threshold)
@@ -81,14 +81,14 @@ class Chunked(Scheduler):
         for request in requests:
             self.grow(plan, request)
 
-    def _candidates(self, plan: PlanBuilder, prompts: list[Request]) -> Iterator[Request]:
-        """The queue without prompts that the limits keep from starting; these are first again in the next step.
+    def _limited(self, plan: PlanBuilder, prompts: list[Request]) -> Iterator[Request]:
+        """The candidates without prompts that the limits keep from starting; these are first again in the next step.
 
         How much of a prompt is cached shows at admission only, so that until then its whole length counts.
         """
         unfinished = [request for request in prompts if request.running and plan.rest(request)]
         num_long = sum(map(self._is_long, unfinished))
-        for request in self.queue():
+        for request in self.candidates(plan):
             is_long = self._is_long(request)
             ends_now = not is_long and request.sequences[0].num_tokens <= plan.left
             if not ends_now and (len(unfinished) >= self._most or (is_long and num_long >= self._most_long)):

@@ -39,7 +39,7 @@ class Continuous(Scheduler):
         plan = self.plan()
         if self._mixes:
             self._go_on(plan)
-        for request in self.queue():
+        for request in self.candidates(plan):
             if not self.admit(plan, request):
                 break
             self.grow(plan, request)

@@ -11,6 +11,7 @@ from octavo.plugins.schedulers.static import Static
 from tests.core.mutants import POLICY, Mutant, breaks
 
 STATIC, CONTINUOUS = "plugins/schedulers/test_static.py::", "plugins/schedulers/test_continuous.py::"
+PREFIX = "plugins/allocators/test_prefix_in_engine.py::"
 CHUNKED, SERVICE, FAULTS = "plugins/schedulers/test_chunked.py::", "test_service.py::", "test_known_faults.py::"
 
 POLICIES: dict[str, Mutant] = {
@@ -52,6 +53,15 @@ POLICIES: dict[str, Mutant] = {
     ),
     "priority beats any waiting": breaks(
         Scheduler.rank, "request.arrival + head_start", "head_start", POLICY + "test_low_priority_waits_a_bounded_time"
+    ),
+    "nobody waits for a common prefix": breaks(
+        Scheduler._does_better_later, "stop > first and", "False and", PREFIX + "test_who_shares_little_does_not_wait"
+    ),
+    "whoever shares a little waits": breaks(
+        Scheduler._does_better_later, "and stop - first >=", "or 1 >", PREFIX + "test_who_shares_little_does_not_wait"
+    ),
+    "others take the seats of those who wait": breaks(
+        Scheduler.candidates, "if kept and", "if False and", POLICY + "test_a_seat_stays_free_for_each_that_does_better_later"
     ),
     "narrow requests overtake a wide one of their class": breaks(
         Scheduler.queue,
@@ -146,18 +156,18 @@ POLICIES: dict[str, Mutant] = {
         Chunked._is_long, "> self._threshold", ">= self._threshold", CHUNKED + "test_short_prompts_overtake_long_ones"
     ),
     "long prompts start without limit": breaks(
-        Chunked._candidates, "(is_long and num_long >= self._most_long)", "False", CHUNKED + "test_short_prompts_overtake_long_ones"
+        Chunked._limited, "(is_long and num_long >= self._most_long)", "False", CHUNKED + "test_short_prompts_overtake_long_ones"
     ),
     "a long prompt that the budget holds counts as ending": breaks(
-        Chunked._candidates, "not is_long and ", "", CHUNKED + "test_short_prompts_overtake_long_ones"
+        Chunked._limited, "not is_long and ", "", CHUNKED + "test_short_prompts_overtake_long_ones"
     ),
-    "short prompts do not overtake": breaks(Chunked._candidates, "continue", "return", CHUNKED + "test_short_prompts_overtake_long_ones"),
+    "short prompts do not overtake": breaks(Chunked._limited, "continue", "return", CHUNKED + "test_short_prompts_overtake_long_ones"),
     "prompts start without limit": breaks(
-        Chunked._candidates, "len(unfinished) >= self._most or ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"
+        Chunked._limited, "len(unfinished) >= self._most or ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"
     ),
-    "nobody ends within its step": breaks(Chunked._candidates, "not ends_now and ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"),
+    "nobody ends within its step": breaks(Chunked._limited, "not ends_now and ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"),
     "who just started does not count": breaks(
-        Chunked._candidates, "num_long += is_long", "pass", CHUNKED + "test_short_prompts_overtake_long_ones"
+        Chunked._limited, "num_long += is_long", "pass", CHUNKED + "test_short_prompts_overtake_long_ones"
     ),
     "who ends in this step counts as in progress": breaks(
         PlanBuilder.rest, "chunks[s].length if s in chunks else 0", "0", CHUNKED + "test_a_prompt_that_ends_makes_room_in_the_same_step"

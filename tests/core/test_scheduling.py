@@ -156,6 +156,37 @@ def test_seats_are_limited(new_rig: NewRig) -> None:
     rig.finish()
 
 
+class Prospects(Simple):
+    """Admits candidates, in a pool where all that "late" wants is on its way."""
+
+    def schedule(self, now: float) -> BatchPlan:
+        plan = self.plan()
+        for request in list(self.running):
+            self.grow(plan, request)
+        for request in self.candidates(plan):
+            if not self.admit(plan, request):
+                break
+            self.grow(plan, request)
+        return plan.build()
+
+
+def test_a_seat_stays_free_for_each_that_does_better_later(new_rig: NewRig) -> None:
+    """Two of four seats are taken, two candidates wait for a prefix: nobody passes. With one, one passes."""
+    for late, passes in ((2, 0), (1, 1)):
+        rig = new_rig(Prospects, max_num_seqs=4)
+        started(rig, 4, 4)
+        coming: dict[str, tuple[int, int]] = dict.fromkeys((rig.add(8).id for _ in range(late)), (0, 8))
+        rig.kv.coming = lambda sequence, coming=coming: coming.get(sequence.request.id, (0, 0))  # type: ignore[method-assign]
+        others = [rig.add(4) for _ in range(2)]
+        rig.step()
+        assert sum(other.running for other in others) == passes
+        late_ids = set(coming)
+        coming.clear()
+        rig.step()
+        assert {request.id for request in rig.scheduler.running} >= late_ids
+        rig.finish()
+
+
 def test_admitted_only_if_the_whole_prompt_fits(new_rig: NewRig) -> None:
     """A first piece that fits is not enough: it would be admitted and preempted for ever (known fault 17)."""
     rig = new_rig(Simple, slots=36, max_num_batched_tokens=8)

@@ -8,6 +8,7 @@ Must not know: schedulers, tensors, how a block is hashed, which one is evicted.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ class PrefixAllocator(Allocator):
         self._full: list[tuple[Sequence, Seq[int], int]] = []  # blocks that are full and not entered yet, at most one step's
         self._chains: dict[Sequence, Chain] = {}  # of open sequences
         self._away: WeakKeyDictionary[Sequence, Chain] = WeakKeyDictionary()  # of those that wait or are suspended
+        self._computing: dict[Sequence, int] = {}  # open ones whose first so many blocks are not all entered yet: prompts in progress
         self._uncounted = set[Sequence]()  # open ones that are not in the statistics yet
         self._queried = self._hit = 0
         # Asked for every row of every step: straight through, without a call between.
@@ -80,8 +82,12 @@ class PrefixAllocator(Allocator):
         chain = self._chain_of(sequence)
         chain.ended = False
         found: list[Entry] = []
+        num_blocks = (sequence.num_tokens - 1) // self.block_size
         if sequence.request.reads_cache:
-            found = self._find(sequence, chain, (sequence.num_tokens - 1) // self.block_size)
+            self._hash(sequence, chain, num_blocks)
+            found = self._find(sequence, chain, num_blocks)
+        if len(found) < num_blocks:
+            self._computing[sequence] = num_blocks
         chain.num_entered, chain.tip = len(found), found[-1] if found else None
         chain.num_hit = len(found) * self.block_size
         self._paged.adopt(sequence, [entry.block for entry in found], chain.num_hit)
@@ -96,12 +102,35 @@ class PrefixAllocator(Allocator):
     def _chain_of(self, sequence: Sequence) -> Chain:
         return self._away.get(sequence) or Chain(sequence.request.cache_key)
 
+    def coming(self, sequence: Sequence) -> tuple[int, int]:
+        """The blocks after those that are found, as far as the prompt in progress that has most of them goes.
+
+        By keys alone: after a collision somebody waits in vain, not longer than that prompt takes.
+        """
+        if not self._computing or not sequence.request.reads_cache:
+            return 0, 0
+        self._enter_full()
+        chain = self._away.setdefault(sequence, Chain(sequence.request.cache_key))
+        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        self._hash(sequence, chain, num_blocks)
+        keys, entries = chain.keys, self._cache.entries
+        first = stop = bisect(range(num_blocks), False, key=lambda index: keys[index] not in entries)  # who is found has its parents there
+        for other, num_theirs in self._computing.items():
+            theirs = self._chains[other].keys
+            most = min(num_blocks, num_theirs, len(theirs))
+            if first < most and theirs[first] == keys[first]:
+                stop = max(stop, bisect(range(most), False, lo=first, key=lambda index: theirs[index] != keys[index]))
+        return first * self.block_size, stop * self.block_size
+
+    def _hash(self, sequence: Sequence, chain: Chain, num_blocks: int) -> None:
+        """Keys of the first blocks; of those alone that were never hashed."""
+        if len(chain.keys) < num_blocks:
+            data = packed(sequence.tokens(len(chain.keys) * self.block_size, num_blocks * self.block_size))
+            extend(chain.keys, data, width=self._width, digest=self._digest, extras=chain.extras)
+
     def _find(self, sequence: Sequence, chain: Chain, num_blocks: int) -> list[Entry]:
-        """The entries of the first full blocks, up to the first that is not there. Hashes those that were never hashed."""
+        """The entries of the first full blocks, whose keys are known, up to the first that is not there."""
         entries, found, width, keys, extras = self._cache.entries, list[Entry](), self._width, chain.keys, chain.extras
-        if len(keys) < num_blocks:
-            data = packed(sequence.tokens(len(keys) * self.block_size, num_blocks * self.block_size))
-            extend(keys, data, width=width, digest=self._digest, extras=extras)
         if not self._compare:
             for key in keys[:num_blocks]:
                 entry = entries.get(key)
@@ -157,9 +186,12 @@ class PrefixAllocator(Allocator):
                 entry = self._cache.register(key, blocks[index], parent=parent, tokens=tokens, extras=extras)
             elif self._compare and not _same(entry, parent, tokens, extras):
                 chain.ended = True  # a collision: who has the key keeps it, and what follows here could not be found
+                self._computing.pop(sequence, None)
                 return
             parent = entry
         chain.num_entered, chain.tip = num_full, parent
+        if num_full >= self._computing.get(sequence, num_full + 1):
+            del self._computing[sequence]
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Share the blocks of the first `num_tokens` positions, which must be committed, and their keys."""
@@ -180,6 +212,7 @@ class PrefixAllocator(Allocator):
         self._count(sequence)
         self._paged.close(sequence)
         self._uncounted.discard(sequence)
+        self._computing.pop(sequence, None)
         chain = self._chains.pop(sequence, None) or self._away.pop(sequence)
         if sequence.status is not Status.DONE:
             self._away[sequence] = chain
@@ -196,6 +229,7 @@ class PrefixAllocator(Allocator):
         for sequence in sequences:
             self._away[sequence] = self._chains.pop(sequence)
             self._uncounted.discard(sequence)
+            self._computing.pop(sequence, None)
         return True
 
     def resume(self, sequences: list[Sequence]) -> list[int] | None:
@@ -229,6 +263,7 @@ class PrefixAllocator(Allocator):
         """Nothing that was computed so far is found any more; unused blocks are free."""
         self._enter_full()
         self._cache.clear()
+        self._computing.clear()
         self._paged.reset()
         for chain in (*self._chains.values(), *self._away.values()):
             chain.ended = True

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.core.kv import BlockEvent
 from octavo.core.request import Request, Sequence, Status
+from octavo.core.sampling_params import SamplingParams
 from octavo.plugins.allocators.prefix.allocator import PrefixAllocator
 from octavo.plugins.allocators.prefix.block_keys import HASHES, Hashing, root_key
 from tests.plugins.allocators.memory import blocks, compute, request, start
@@ -161,6 +162,51 @@ def test_each_extra_enters_the_hash_with_its_kind() -> None:
     """No two lists of extras hash alike, whatever is in their texts."""
     lists = [(), (("salt", "a"),), (("adapter", "a"),), (("salt", ""),), (("salt", "a"), ("adapter", "b")), (("salt", "aadapterb"),)]
     assert len({root_key(HASHES["sha256"].digest, extras) for extras in lists}) == len(lists)
+
+
+# -------------------------------------------------------------- what is about to be found
+
+
+@pytest.mark.parametrize("hashing", HASHES)
+def test_what_comes_is_what_a_prompt_in_progress_will_enter(hashing: str) -> None:
+    kv = pool(32, hashing=HASHES[hashing])
+    other = request([*range(14), *range(90, 99)], 4, name="other").sequences[0]
+    assert kv.coming(other) == (0, 0)
+    lead = start(kv, request(23, 4), 9)
+    kv.check()
+    assert kv.coming(other) == (8, 12)  # two blocks are there, and the third of both is in progress
+    assert kv.coming(request(3, 4, name="short").sequences[0]) == (0, 0)
+    assert kv.coming(request(40, 4, name="long").sequences[0]) == (8, 20)  # the first one's last block is never full: outputs follow
+    compute(kv, lead, 23)
+    first, stop = kv.coming(other)
+    assert first == stop  # all is there
+    assert hit(kv, other.request) == 12
+
+
+def test_nothing_comes_from_others_texts_salts_or_the_ended() -> None:
+    kv = pool(32)
+    same, salted, unlike = request(20, 4, name="same"), request(20, 4, name="salted", salt="s"), request(range(5, 25), 4, name="unlike")
+    lead = start(kv, request(20, 4), 2)
+    assert [kv.coming(one.sequences[0]) for one in (same, salted, unlike)] == [(0, 16), (0, 0), (0, 0)]
+    scored = Request("scored", tuple(range(20)), SamplingParams(max_tokens=4, prompt_logprobs=0), 4, seed=0)
+    assert not scored.reads_cache
+    assert kv.coming(scored.sequences[0]) == (0, 0)
+    kv.close(lead)
+    assert kv.coming(same.sequences[0]) == (0, 0)
+    lead = start(kv, request(20, 4, name="again"), 2)
+    kv.reset()
+    assert kv.coming(same.sequences[0]) == (0, 0)
+    kv.close(lead)
+
+
+def test_a_suspended_prompt_is_not_waited_for() -> None:
+    kv = pool(32, host_blocks=8)
+    lead = start(kv, request(20, 4), 6)
+    lead.status = Status.OPEN
+    assert kv.suspend([lead])
+    assert kv.coming(request(20, 4, name="same").sequences[0]) == (0, 0)
+    assert kv.resume([lead]) == [6]
+    kv.check()
 
 
 def test_the_keys_are_a_chain_of_sha256() -> None:

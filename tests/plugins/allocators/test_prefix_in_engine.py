@@ -14,7 +14,9 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.fake_model import decode_alone
 from octavo.core.testing.rig import Rig
+from octavo.plugins.schedulers.chunked import CHUNKED, ChunkedOptions
 from octavo.plugins.schedulers.continuous import CONTINUOUS, ContinuousOptions
+from octavo.plugins.schedulers.static import STATIC, StaticOptions
 from tests.plugins.allocators.memory import contiguous, prefix
 
 MAX_MODEL_LEN = 64
@@ -55,13 +57,58 @@ def test_a_warm_rerun_computes_one_block_a_prompt_at_most(block_size: int) -> No
 
 
 def test_equal_prompts_of_one_step_are_both_computed() -> None:
-    """Fault 1."""
-    run = rig(prefix(640, block_size=4))
+    """Fault 1: a batch that starts together does not read what its members are about to write."""
+    kv = prefix(640, block_size=4)
+    run = Rig(STATIC.build(StaticOptions(max_num_seqs=4, max_num_batched_tokens=256), kv), kv, max_model_len=MAX_MODEL_LEN)
     twins = [ask(run, text(12)), ask(run, text(12))]
     run.step()
     assert [chunk.length for chunk in run.plans[0].chunks] == [12, 12]
     run.finish()
     assert run.answers(twins[0]) == run.answers(twins[1]) == decode_alone(twins[0])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("budget", [64, 8])
+@pytest.mark.parametrize("policy", ["continuous", "chunked"])
+def test_a_common_prefix_that_comes_at_once_is_computed_once(policy: str, budget: int, depth: int) -> None:
+    """Those behind the first wait until it is there, and then run together; a prompt in pieces is waited for to its last common block."""
+    kv, common = prefix(640, block_size=4), text(32)
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64 if policy == "continuous" else budget}
+    plugin = CONTINUOUS if policy == "continuous" else CHUNKED
+    run = Rig(plugin.build(plugin.options(**options), kv), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
+    requests = [ask(run, [*common, *text(3, number)]) for number in range(8)]
+    run.finish()
+    assert prompt_tokens(run) == 32 + 8 * 3
+    assert [request.num_cached for request in requests] == [0, *[32] * 7]
+    assert all(run.answers(request) == decode_alone(request) for request in requests)
+
+
+def test_who_shares_little_does_not_wait() -> None:
+    """8 of 20 tokens that come are no reason to let 12 wait; 12 of 20 are, and so are 8 where the step has room for no more than 16."""
+    for shared, budget, waits in ((8, 64, False), (12, 64, True), (8, 36, True)):
+        run = rig(prefix(640, block_size=4), max_num_batched_tokens=budget)
+        ask(run, [*text(shared), *text(20 - shared, 1)])
+        other = ask(run, [*text(shared), *text(20 - shared, 2)], max_tokens=1)
+        run.step()
+        assert (other.first_scheduled is None) == waits, (shared, budget)
+        run.finish()
+
+
+def test_nobody_is_waited_for_who_is_gone() -> None:
+    """The first is aborted, or loses its blocks to a reset, while the second waits for it: the second computes all by itself."""
+    for end in ("abort", "reset"):
+        kv = prefix(640, block_size=4)
+        run = Rig(CHUNKED.build(ChunkedOptions(max_num_seqs=4, max_num_batched_tokens=8), kv), kv, max_model_len=MAX_MODEL_LEN)
+        first, second = ask(run, text(40)), ask(run, text(40))
+        run.step(2)
+        assert second.first_scheduled is None
+        if end == "abort":
+            run.engine.abort(first.id)
+        else:
+            kv.reset()
+        run.finish()
+        assert second.num_cached == (16 if end == "abort" else 0)
+        assert run.answers(second) == decode_alone(second)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
