@@ -119,6 +119,9 @@ static void pack_keys(const AttentionLayer& layer, const Operands<T>& in, int64_
     memset(space.v + written * space.sum_stride, 0, (keys / L::depth - written) * space.sum_stride * sizeof(float));
 }
 
+// A maximum stays until a score is so much higher (to base 2): weights grow to 256 at most, and what was summed is seldom scaled down.
+constexpr float RISE = 8;
+
 // Keys that a row of a tile sees, from the first key of the tile on.
 struct Seen {
     int64_t from, to;
@@ -147,12 +150,14 @@ OCTAVO_INLINE vf weigh_row(const Score& score, float* dots, int64_t keys, Seen s
     for (int64_t i = 0; i < keys; i += 2 * W) most = max(load(dots + i), most), other = max(load(dots + i + W), other);
     most = max(most, other) * factor;
     vf shrink = set1(1.0f), sums = load(total);
-    if (any_above(most, top)) {
-        vf before = top;
+    if (any_above(most, top + RISE)) {
+        const vf before = top;
         top = set1(highest(most));
-        shrink = exp2(before - top);
-        sums = sums * shrink;
         highest_so_far = top[0];
+        if (before[0] > LOWEST) {  // else nothing was summed
+            shrink = exp2(before - top);
+            sums = sums * shrink;
+        }
     }
     vf sum0 = {}, sum1 = {};
     for (int64_t i = 0; i < keys; i += 2 * W) {

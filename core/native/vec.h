@@ -257,17 +257,18 @@ OCTAVO_INLINE vf exp(vf x) {
 // x * sigmoid(x)
 OCTAVO_INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
 
-// 2^x for x up to 127, 0 below -126.5, NaN of NaN (Cephes' polynomial, within 2 ulp).
+// 2^x for x up to 127, 0 of minus infinity, NaN of NaN (Cephes' polynomial, within 2 ulp down to -126.5).
+//
+// With AVX-512 nothing is clamped: keys that a query does not see have minus infinity, and a finite power that underflows takes the processor
+// hundreds of cycles. It made attention of 32 queries over 544 keys 1.7 times as slow, and of a prompt of 4,000 tokens 1.2 times.
 OCTAVO_INLINE vf exp2(vf x) {
 #if defined(__AVX512F__)
-    x = max(set1(-160.0f), x);
-    vf n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
+    vf n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT);
 #else
     x = max(set1(-127.0f), x);
     const vf magic = set1(12582912.0f);
-    vf n = (x + magic) - magic;
+    vf n = (x + magic) - magic, r = x - n;
 #endif
-    vf r = x - n;
     vf p = fma(set1(1.535336188e-4f), r, set1(1.339887440e-3f));
     p = fma(p, r, set1(9.618437357e-3f));
     p = fma(p, r, set1(5.550332471e-2f));
@@ -381,7 +382,6 @@ OCTAVO_INLINE void transpose(vf (&v)[W]) {
 
 // As exp2, for what is rounded to bf16: within 1e-4 of it, 1/20 of what rounding changes, by a polynomial of the third degree.
 OCTAVO_INLINE vf exp2_of_bf16(vf x) {
-    x = max(set1(-160.0f), x);
     vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
     vf p = fma(fma(fma(set1(0.0771190897f), r, set1(0.2275643945f)), r, set1(0.6951461434f)), r, set1(1.0f));
     return _mm512_scalef_ps(p, x);  // p * 2^floor(x)
