@@ -1,8 +1,9 @@
 // Attention over a paged cache: what is computed is cut into items, each independent of the others and of the number of threads.
 //
 // A decoding row (one query) is cut into parts of its context, all heads in each, since all KV heads of a position lie together
-// (attention_decode.h). A row of several queries is cut into tiles of queries, one KV head in each (attention_tile.h). An item that has all
-// keys of its queries writes its output; others leave partial results, which are merged in the order of their parts.
+// (attention_decode.h). A row of several queries is cut into tiles of queries, one KV head in each (attention_tile.h). Where the processor
+// has tiles a decoding row is one too, and rows that share their first blocks are tiles together there. An item that has all keys of its
+// queries writes its output; others leave partial results, which are merged in the order of their parts.
 #pragma once
 
 #include "vec.h"
@@ -36,11 +37,13 @@ struct AttentionItem {
     int32_t row, token, tokens, position;  // queries: `tokens` of the batch from `token` on, the first at `position` of its row
     int32_t kv_head;                       // -1: all
     int32_t first, stop;                   // keys; none: the output is zeros
-    int64_t record;                        // where partial results go, one a query and head; -1: the item is whole
+    int32_t part;                          // keys that have a softmax of their own before they are joined to others
+    int64_t record, record_step;           // of the first query, head and part; from a query to the next. -1: the item is whole
 };
 
+// Queries whose partial results are joined, in the order of the parts: records [tokens, parts, heads] from `record` on.
 struct AttentionMerge {
-    int32_t token, tokens, kv_head, parts;
+    int32_t token, tokens, parts;
     int64_t record;
 };
 
@@ -234,12 +237,9 @@ OCTAVO_INLINE void finish(const AttentionLayer& layer, int64_t head, const State
     divide(state.sum, scale / weights, layer.v_size, out);
 }
 
-// The output of one query and head, or its partial result where the item has not all keys.
+// What one query and head have of a part.
 template <class T>
-OCTAVO_INLINE void end(const AttentionLayer& layer, const AttentionItem& item, int64_t index, int64_t head, const State& state, T* out,
-                       float* records) {
-    if (item.record < 0) return finish(layer, head, state, out);
-    float* record = records + (item.record + index) * record_size<T>(layer);
+OCTAVO_INLINE void keep(const AttentionLayer& layer, const State& state, float* record) {
     record[0] = state.highest;
     record[1] = state.weights;
     memcpy(record + W, state.sum, padded<T>(layer.v_size) * sizeof(float));

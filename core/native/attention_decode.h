@@ -201,9 +201,11 @@ static void decode(const AttentionLayer& layer, const AttentionStep& step, const
         int64_t* swapped = now;
         now = then, then = swapped, n = next_n;
     }
-    for (int64_t g = 0; g < layer.heads; g++)
-        end(layer, item, g, g, {space.highest[g], space.total[g], space.sums + g * space.sum_stride},
-            in.out + (item.token * layer.heads + g) * layer.v_size, records);
+    for (int64_t g = 0; g < layer.heads; g++) {
+        const State all = {space.highest[g], space.total[g], space.sums + g * space.sum_stride};
+        if (item.record < 0) finish(layer, g, all, in.out + (item.token * layer.heads + g) * layer.v_size);
+        else keep<T>(layer, all, records + (item.record + g) * record_size<T>(layer));
+    }
 }
 
 }  // namespace OCTAVO_LEVEL

@@ -33,6 +33,12 @@ constexpr int PRODUCT_ROWS<bf16> = TILE_HEIGHT;
 
 OCTAVO_INLINE int64_t tile_tokens(const AttentionLayer& layer) { return max(1, TILE_ROWS / layer.group()); }
 
+// Rows from one KV head to the next where an item has all of them.
+template <class T>
+OCTAVO_INLINE int64_t rows_of_head(int64_t group) {
+    return group < PRODUCT_ROWS<T> ? group : ceil_div(group, PRODUCT_ROWS<T>) * PRODUCT_ROWS<T>;
+}
+
 template <class T>
 struct TileSpace {
     typedef typename Line<T>::Operand Operand;
@@ -44,7 +50,8 @@ struct TileSpace {
     float *joined, *joined_highest, *joined_total;  // of the parts before: as sums, highest, total
     int64_t* positions;                  // [rows]
     TileSpace(const AttentionLayer& layer, Carver& carver) : q_stride(padded<T>(layer.k_size)), sum_stride(padded<T>(layer.v_size)) {
-        rows = ceil_div(tile_tokens(layer) * layer.group(), PRODUCT_ROWS<T>) * PRODUCT_ROWS<T>;
+        const int64_t most = max(tile_tokens(layer) * layer.group(), layer.kv_heads * rows_of_head<T>(layer.group()));
+        rows = ceil_div(most, PRODUCT_ROWS<T>) * PRODUCT_ROWS<T>;
         q = carver.take<Operand>(rows * q_stride);
         weights = carver.take<Operand>(PRODUCT_ROWS<T> * TILE_KEYS);
         k = carver.take<float>(q_stride / Line<T>::depth * TILE_KEYS);
@@ -60,9 +67,10 @@ struct TileSpace {
     }
     // Before the first key of a part.
     void clear(int64_t live) const {
+        const int64_t blocks = ceil_div(live, PRODUCT_ROWS<T>) * PRODUCT_ROWS<T>;
         for (int64_t r = 0; r < live; r++) highest[r] = LOWEST;
-        memset(total, 0, rows * W * sizeof(float));
-        memset(sums, 0, rows * sum_stride * sizeof(float));
+        memset(total, 0, blocks * W * sizeof(float));
+        memset(sums, 0, blocks * sum_stride * sizeof(float));
     }
     // What a row has of this part.
     State part(int64_t r) const { return {highest[r], sum(load(total + r * W)), sums + r * sum_stride}; }
@@ -93,20 +101,40 @@ OCTAVO_INLINE void multiply_words(const typename Line<T>::Operand* a, int64_t a_
     }
 }
 
-// K and V of n keys of one head into words; n is rounded up to a whole vector, and V of `keys` in all is written, zeros behind.
+// A tile of keys of one row. Keys before the first that its queries see are that one once more, and so is the last up to a whole
+// vector: only what the row wrote is ever read.
+struct Keys {
+    int64_t n, slots[TILE_KEYS + W];
+    Keys(const AttentionStep& step, const AttentionItem& item, int64_t key) : n(min(TILE_KEYS, item.stop - key)) {
+        const int64_t before = max(0, item.first - key);
+        find_slots(step, item.row, key + before, n - before, slots + before);
+        for (int64_t i = 0; i < before; i++) slots[i] = slots[before];
+        for (int64_t i = n; i % W; i++) slots[i] = slots[n - 1];
+    }
+    Keys() : n(0) {}
+};
+
+// K and V of a tile of keys and a KV head into words, zeros behind V, while those of the next tile are fetched.
 template <class T>
-static void pack_keys(const AttentionLayer& layer, const Operands<T>& in, int64_t kv_head, const TileSpace<T>& space, const int64_t* slots,
-                      int64_t n, int64_t keys) {
+static void pack_keys(const AttentionLayer& layer, const Operands<T>& in, int64_t kv_head, const TileSpace<T>& space, const Keys& keys,
+                      const Keys& next, int64_t next_head) {
     typedef Line<T> L;
+    const int64_t n = keys.n, *slots = keys.slots;
     const T *k = in.k + kv_head * in.k_head_stride, *v = in.v + kv_head * in.v_head_stride;
+    const T *next_k = in.k + next_head * in.k_head_stride, *next_v = in.v + next_head * in.v_head_stride;
+    const int64_t k_bytes = layer.k_size * (int64_t)sizeof(T), v_bytes = layer.v_size * (int64_t)sizeof(T);
     for (int64_t l = 0; l < lines_of<T>(layer.k_size); l++)
         for (int64_t key = 0; key < n; key += W) {
+            if (l == 0 && key < next.n)
+                OCTAVO_UNROLL for (int i = 0; i < W; i++) fetch(next_k + next.slots[key + i] * in.k_slot_stride, k_bytes);
             vf words[W];
             OCTAVO_UNROLL for (int i = 0; i < W; i++) words[i] = read_line(k + slots[key + i] * in.k_slot_stride, l, layer.k_size);
             transpose(words);
             OCTAVO_UNROLL for (int i = 0; i < W; i++) store(space.k + (l * W + i) * TILE_KEYS + key, words[i]);
         }
     for (int64_t key = 0; key < n; key += L::depth) {
+        if (key < next.n)
+            OCTAVO_UNROLL for (int i = 0; i < L::depth; i++) fetch(next_v + next.slots[key + i] * in.v_slot_stride, v_bytes);
         float* to = space.v + key / L::depth * space.sum_stride;
         for (int64_t l = 0; l < lines_of<T>(layer.v_size); l++) {
             vf words[L::vectors];
@@ -116,7 +144,7 @@ static void pack_keys(const AttentionLayer& layer, const Operands<T>& in, int64_
         }
     }
     int64_t written = ceil_div(n, L::depth);
-    memset(space.v + written * space.sum_stride, 0, (keys / L::depth - written) * space.sum_stride * sizeof(float));
+    memset(space.v + written * space.sum_stride, 0, (TILE_KEYS / L::depth - written) * space.sum_stride * sizeof(float));
 }
 
 // A maximum stays until a score is so much higher (to base 2): weights grow to 256 at most, and what was summed is seldom scaled down.
@@ -286,60 +314,77 @@ static void attend_rows(const AttentionLayer& layer, const TileSpace<T>& space, 
     for (int64_t i = 0; i < PRODUCT_ROWS<T>; i++)
         before.shrink[i] = i < live ? weigh_row<T>(score, space.dots + i * TILE_KEYS, keys, seen[i], space.weights + i * TILE_KEYS,
                                                    space.highest[row + i], space.total + (row + i) * W)
-                                    : set1(0.0f);
+                                    : set1(1.0f);
 }
 
-// The item of a tile of queries.
+// The item of a tile of queries and a KV head, or of one query and all KV heads, whose K and V of a position lie together.
+// `following`: what this thread does afterwards, to fetch its first keys; null: not known, or no tile.
 template <class T>
-static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, const Operands<T>& in, const AttentionItem& item, Carver carver,
-                        float* records) {
+static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, const Operands<T>& in, const AttentionItem& item,
+                        const AttentionItem* following, Carver carver, float* records) {
     TileSpace<T> space(layer, carver);
-    const int64_t group = layer.group(), rows = item.tokens * group, head = item.kv_head * group;
-    for (int64_t t = 0, r = 0; t < item.tokens; t++)
-        for (int64_t g = 0; g < group; g++, r++) {
-            to_operands(in.q + (item.token + t) * in.q_token_stride + (head + g) * in.q_head_stride, layer.k_size, space.q + r * space.q_stride);
-            space.positions[r] = item.position + t;
-        }
-    memset(space.weights, 0, PRODUCT_ROWS<T> * TILE_KEYS * sizeof(*space.weights));
-    const bool several = item.first / TILE_PART != (item.stop - 1) / TILE_PART;
-    if (several) {
-        for (int64_t r = 0; r < rows; r++) space.joined_highest[r] = LOWEST, space.joined_total[r] = 0;
-        memset(space.joined, 0, rows * space.sum_stride * sizeof(float));
-    }
-    space.clear(rows);
-#if defined(OCTAVO_TILES)
-    if (PRODUCT_ROWS<T> == TILE_HEIGHT) configure_tiles(TILE_HEIGHT);
-#endif
-    int64_t slots[TILE_KEYS + W];
-    for (int64_t key = item.first / TILE_KEYS * TILE_KEYS; key < item.stop; key += TILE_KEYS) {
-        // Keys before the item's first, which no query sees, are that one once more: only what the row may see is ever read.
-        const int64_t n = min(TILE_KEYS, item.stop - key), before = max(0, item.first - key);
-        find_slots(step, item.row, key + before, n - before, slots + before);
-        for (int64_t i = 0; i < before; i++) slots[i] = slots[before];
-        for (int64_t i = n; i % W; i++) slots[i] = slots[n - 1];
-        pack_keys(layer, in, item.kv_head, space, slots, n, TILE_KEYS);
-        Weighed<T> weighed;
-        for (int64_t row = 0; row < rows; row += PRODUCT_ROWS<T>) {
-            int64_t live = min(PRODUCT_ROWS<T>, rows - row);
-            Seen seen[PRODUCT_ROWS<T>];
-            for (int64_t i = 0; i < live; i++) {
-                int64_t position = space.positions[row + i];
-                seen[i] = {layer.window ? position - layer.window + 1 - key : 0, min(n, position + 1 - key)};
+    const int64_t group = layer.group(), size = record_size<T>(layer), rows = item.tokens * group;  // rows: of a KV head
+    const int64_t first_head = max(0, item.kv_head), heads = item.kv_head < 0 ? layer.kv_heads : 1, stride = rows_of_head<T>(rows);
+    const int64_t all_rows = (heads - 1) * stride + rows;
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t t = 0, r = h * stride; t < item.tokens; t++)
+            for (int64_t g = 0; g < group; g++, r++) {
+                const T* q = in.q + (item.token + t) * in.q_token_stride + ((first_head + h) * group + g) * in.q_head_stride;
+                to_operands(q, layer.k_size, space.q + r * space.q_stride);
+                space.positions[r] = item.position + t;
             }
-            attend_rows(layer, space, row, live, seen, weighed);
+    memset(space.weights, 0, PRODUCT_ROWS<T> * TILE_KEYS * sizeof(*space.weights));
+    const bool joins = item.record < 0 && item.first / item.part != (item.stop - 1) / item.part;
+    if (joins) {
+        for (int64_t r = 0; r < all_rows; r++) space.joined_highest[r] = LOWEST, space.joined_total[r] = 0;
+        memset(space.joined, 0, all_rows * space.sum_stride * sizeof(float));
+    }
+    space.clear(all_rows);
+#if defined(OCTAVO_TILES)
+    if (PRODUCT_ROWS<T> == TILE_HEIGHT) configure_tiles(min(rows, TILE_HEIGHT));
+#endif
+    const int64_t begin = item.first / TILE_KEYS * TILE_KEYS;
+    float* record = records + item.record * size;
+    Keys keys(step, item, begin), next;
+    for (int64_t key = begin; key < item.stop; key += TILE_KEYS, keys = next) {
+        const int64_t after = key + TILE_KEYS;
+        int64_t next_head = first_head;
+        if (after < item.stop) next = Keys(step, item, after);
+        else if (following) next = Keys(step, *following, following->first / TILE_KEYS * TILE_KEYS), next_head = max(0, following->kv_head);
+        else next.n = 0;
+        for (int64_t h = 0; h < heads; h++) {
+            pack_keys(layer, in, first_head + h, space, keys, next, next_head + h);
+            Weighed<T> weighed;
+            for (int64_t row = 0; row < rows; row += PRODUCT_ROWS<T>) {
+                int64_t live = min(PRODUCT_ROWS<T>, rows - row), at = h * stride + row;
+                Seen seen[PRODUCT_ROWS<T>];
+                for (int64_t i = 0; i < live; i++) {
+                    int64_t position = space.positions[at + i];
+                    seen[i] = {layer.window ? position - layer.window + 1 - key : 0, min(keys.n, position + 1 - key)};
+                }
+                attend_rows(layer, space, at, live, seen, weighed);
+            }
+            if (weighed.keys) add_values(space, weighed.shrink, weighed.row, weighed.keys);
         }
-        if (weighed.keys) add_values(space, weighed.shrink, weighed.row, weighed.keys);
-        if (several && ((key + TILE_KEYS) % TILE_PART == 0 || key + TILE_KEYS >= item.stop)) {
-            space.join_part(rows);
-            space.clear(rows);
+        if (after % item.part && after < item.stop) continue;
+        if (item.record >= 0) {
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t r = 0; r < rows; r++)
+                    keep<T>(layer, space.part(h * stride + r), record + (r / group * item.record_step + h * group + r % group) * size);
+            record += layer.heads * size;
         }
+        if (joins) space.join_part(all_rows);
+        if (after < item.stop) space.clear(all_rows);
     }
 #if defined(OCTAVO_TILES)
     if (PRODUCT_ROWS<T> == TILE_HEIGHT) release_tiles();
 #endif
-    for (int64_t r = 0; r < rows; r++)
-        end(layer, item, r, head + r % group, several ? space.all(r) : space.part(r),
-            in.out + ((item.token + r / group) * layer.heads + head + r % group) * layer.v_size, records);
+    if (item.record >= 0) return;
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t head = (first_head + h) * group + r % group, at = h * stride + r;
+            finish(layer, head, joins ? space.all(at) : space.part(at), in.out + ((item.token + r / group) * layer.heads + head) * layer.v_size);
+        }
 }
 
 }  // namespace OCTAVO_LEVEL

@@ -120,12 +120,13 @@ class Item(ctypes.Structure):
     """`struct AttentionItem`: only its size is of interest here."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("row", "token", "tokens", "position", "kv_head", "first", "stop")),
+        *((name, c_int32) for name in ("row", "token", "tokens", "position", "kv_head", "first", "stop", "part")),
         ("record", c_int64),
+        ("record_step", c_int64),
     )
 
 
 class Merge(ctypes.Structure):
     """`struct AttentionMerge`: only its size is of interest here."""
 
-    _fields_ = (*((name, c_int32) for name in ("token", "tokens", "kv_head", "parts")), ("record", c_int64))
+    _fields_ = (*((name, c_int32) for name in ("token", "tokens", "parts")), ("record", c_int64))

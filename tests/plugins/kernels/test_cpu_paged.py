@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from octavo.core.errors import PluginContractError
 from octavo.core.native import absence, load
 from octavo.core.native.library import levels
 from octavo.plugins.kernels.cpu_paged import CPU_PAGED
+from octavo.plugins.kernels.cpu_paged.structures import Plan
 from tests.plugins.kernels.cases import DTYPES, TOLERANCE, Case, Spec, axes, facts, make_case
 
 CASES = int(os.environ.get("OCTAVO_FUZZ_CASES", "400"))  # of all levels of this processor together
@@ -106,19 +108,72 @@ def test_rows_have_the_same_bits_in_any_company(level: str, dtype: str, window: 
         threads(number)
         again = kernel.attend(case.q, case.after, case.meta, kernel.prepare(case.meta), case.layer)
         assert torch.equal(again, together)
-    bounds = case.meta.query_start.tolist()
-    for row in range(len(ROWS)):
-        begin, end = bounds[row : row + 2]
-        assert case.meta.block_table is not None
-        meta = replace(
-            case.meta,
-            query_start=torch.tensor([0, end - begin], dtype=torch.int32),
-            seq_lens=case.meta.seq_lens[row : row + 1],
-            slots=case.meta.slots[begin:end],
-            block_table=case.meta.block_table[row : row + 1],
-        )
-        alone = kernel.attend(case.q[begin:end], case.after, meta, kernel.prepare(meta), case.layer)
-        assert torch.equal(alone, together[begin:end]), ROWS[row]
+    for row, lengths in enumerate(ROWS):
+        assert torch.equal(alone(kernel, case, row), of_row(case, row, together)), lengths
+
+
+def of_row(case: Case, row: int, tensor: torch.Tensor) -> torch.Tensor:
+    """What belongs to a row's tokens."""
+    begin, end = case.meta.query_start[row : row + 2].tolist()
+    return tensor[begin:end]
+
+
+def alone(kernel: Kernel, case: Case, row: int) -> torch.Tensor:
+    """What the row's tokens get in a step of their own."""
+    q, slots = of_row(case, row, case.q), of_row(case, row, case.meta.slots)
+    assert case.meta.block_table is not None
+    meta = replace(
+        case.meta,
+        query_start=torch.tensor([0, len(slots)], dtype=torch.int32),
+        seq_lens=case.meta.seq_lens[row : row + 1],
+        slots=slots,
+        block_table=case.meta.block_table[row : row + 1],
+    )
+    return kernel.attend(q, case.after, meta, kernel.prepare(meta), case.layer)
+
+
+# Lengths of decoding rows, and how many blocks of 16 each has in common with the row before: parts of 256 and of 512 keys, several$
+# several families, and more rows than a tile holds.
+FAMILIES = (
+    ((300, 700, 520, 600, 40), (0, 17, 32, 32, 2)),
+    ((1300, 1290, 1100, 90, 4500, 4400, 300), (0, 80, 64, 5, 0, 256, 16)),
+    ((280,) * 70, (0, *(17,) * 69)),
+)
+
+
+def family(lengths: tuple[int, ...], common: tuple[int, ...], **options: Any) -> Case:
+    """Decoding rows that share their first blocks."""
+    case = make_case(Spec(layout=16, ratio=3, num_kv_heads=2, head_sizes=(40, 24), **options), [(length - 1, 1) for length in lengths])
+    table = case.meta.block_table
+    assert table is not None
+    for row, blocks in enumerate(common):
+        table[row, :blocks] = table[row - 1, :blocks]
+    return case
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, "shorter"])
+@pytest.mark.parametrize(("lengths", "common"), FAMILIES)
+def test_rows_that_share_blocks_have_the_bits_of_those_that_do_not(
+    level: str, dtype: str, window: None, lengths: tuple[int, ...], common: tuple[int, ...], threads: Callable[[int], None]
+) -> None:
+    """Where the processor has tiles, rows go through those of their common keys together: nobody's result shows it."""
+    case = family(lengths, common, dtype=dtype, window=window, sinks=True, softcap=20.0)
+    kernel = kernel_of(level, case.layer, dtype=dtype)
+    threads(2)
+    together = kernel.attend(case.q, case.after, case.meta, kernel.prepare(case.meta), case.layer)
+    torch.testing.assert_close(together[: case.live].float(), case.expected(), rtol=0, atol=TOLERANCE[dtype])
+    for row in range(len(lengths)):
+        assert torch.equal(alone(kernel, case, row), of_row(case, row, together)), row
+
+
+def test_common_keys_are_computed_once(level: str) -> None:
+    """70 rows of 280 positions, 272 of them common: 256 keys in two tiles of rows and, of each row, the rest; a KV head each."""
+    case = family(*FAMILIES[2], dtype="bfloat16")
+    kernel = kernel_of(level, case.layer, dtype="bfloat16")
+    plans = [kept for kept in kernel.prepare(case.meta).kept if isinstance(kept, Plan)]
+    once = level == "amx_bf16"
+    assert [(plan.num_items, plan.num_merges) for plan in plans] == [(2 * (2 + 70) + 1, 2 * 70) if once else (70 + 1, 0)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
