@@ -80,6 +80,9 @@ class Ops(ABC):
     are made of the others here, and ops that do better in one call override them.
     """
 
+    copies_weights: bool = False
+    """Whether `pack` copies what it is given, so that the weights may be views of a mapped file, which is let go of afterwards."""
+
     @abstractmethod
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, quantization: Quantization | None = None) -> Any:
         """Take over weight [out, in] and bias [out] of a linear.

@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from octavo.core.errors import ModelSourceError
 
 LOCK_WAIT_S = 3600.0  # another process may be fetching many gigabytes
@@ -98,6 +96,8 @@ def writing(path: Path) -> Iterator[None]:
 @contextmanager
 def locked(folder: Path, report: Report) -> Iterator[None]:
     """Hold the lock of `folder`; say so while another process holds it, and give up after `LOCK_WAIT_S`."""
+    from filelock import FileLock, Timeout  # here: a model that is already there needs no lock
+
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     deadline = time.monotonic() + LOCK_WAIT_S
     wait = 0.0
@@ -146,6 +146,8 @@ def _intact(folder: Path, check: Callable[[Path], object]) -> bool:
 
 def _sweep(parent: Path, *, keep: Path) -> None:
     """Remove what killed processes left of other models: old partial folders whose lock is free."""
+    from filelock import FileLock, Timeout
+
     for partial in parent.glob(".*.partial"):
         try:
             if partial == keep or time.time() - partial.stat().st_mtime < ABANDONED_S:

@@ -22,3 +22,16 @@ def test_garbage_is_collected_again_afterwards() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_stays_is_not_searched_later() -> None:
+    """`keep`: what there is at the end is left out of all later collections; not after a failure, which the process may outlive."""
+    with pytest.raises(RuntimeError), collecting_no_garbage(keep=True):
+        raise RuntimeError
+    assert gc.get_freeze_count() == 0
+    try:
+        with collecting_no_garbage(keep=True):
+            made: list[list[int]] = [[] for _ in range(100)]
+        assert gc.isenabled() and gc.get_freeze_count() > len(made)
+    finally:
+        gc.unfreeze()

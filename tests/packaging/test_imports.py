@@ -102,6 +102,7 @@ def test_a_first_token_needs_few_packages(tmp_path):
     """From a folder or the cache to an answer: no transformers, no compiler, no server, no hub client. Their imports take seconds."""
     unwanted = ("transformers", "accelerate", "gguf", "sentencepiece", "triton", "huggingface_hub", "llguidance", "jinja2")
     unwanted += ("fastapi", "starlette", "uvicorn", "prometheus_client", "matplotlib", "sympy", "torch._dynamo", "torch._inductor")
+    unwanted += ("filelock",)
     code = (
         "import sys; from octavo.cli import main\n"
         "assert main(['generate', 'w260 w261', '--max-tokens', '2', '--model', sys.argv[1], '--set', 'engine.device=cpu']) == 0\n"

@@ -91,10 +91,13 @@ def load(
     weights.check(_expected(config), ignored=("rotary_emb.inv_freq", *(("lm_head.weight",) if config.tied else ())))
     size = 0
 
+    def weight(*names: str) -> torch.Tensor:
+        return weights.load(*(f"{name}.weight" for name in names), mapped=ops.copies_weights)
+
     def pack(*names: str, bias: bool, kind: Quantization | None = quantization) -> Any:
         nonlocal size
         packed = ops.pack(
-            weights.load(*(f"{name}.weight" for name in names)),
+            weight(*names),
             weights.load(*(f"{name}.bias" for name in names)) if bias else None,
             quantization=kind,
         )
@@ -111,7 +114,7 @@ def load(
         nonlocal size
         gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
         biases = {"gate_bias": weights.load(f"{gate}.bias"), "up_bias": weights.load(f"{up}.bias")} if config.mlp_bias else {}
-        packed = ops.pack_gate_up(weights.load(f"{gate}.weight"), weights.load(f"{up}.weight"), quantization=quantization, **biases)
+        packed = ops.pack_gate_up(weight(gate), weight(up), quantization=quantization, **biases)
         size += ops.packed_bytes(packed)
         return packed
 

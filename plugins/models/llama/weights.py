@@ -1,14 +1,17 @@
 """Reads weights from the safetensors of a model folder: checked before anything is copied, converted on the way, never all held twice.
 
-Files are mapped, and each is opened for one tensor at a time: what is resident beside the copies already made is one tensor.
+One tensor is mapped at a time: of the files no more is resident beside what was already loaded.
 Must not know: which tensors a model has.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +20,15 @@ from octavo.core.errors import ModelSourceError
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_PLAIN = {"F64", "F32", "F16", "BF16"}
+_PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies, and as what."""
+
+    file: Path
+    start: int  # bytes from the file's begin
+    dtype: torch.dtype
 
 
 class Weights:
@@ -29,23 +40,24 @@ class Weights:
         self.dtype = dtype
         self.device = device
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._files: dict[str, Path] = {}
+        self._places: dict[str, _Place] = {}
         for file in _files(folder):
             try:
-                with safe_open(file, framework="pt") as shard:
-                    for name in shard.keys():  # noqa: SIM118 (not a dict)
-                        self._note(name, file, shard.get_slice(name))
+                with safe_open(file, framework="pt"):
+                    pass  # its header is sound and fits the file
+                self._note(file, *_header(file))
             except (SafetensorError, OSError) as error:
                 raise ModelSourceError(f"cannot read weights from {file}: {error}. Fetch the file again.") from error
 
-    def _note(self, name: str, file: Path, view: object) -> None:
-        dtype, shape = view.get_dtype(), view.get_shape()  # type: ignore[attr-defined]
-        if dtype not in _PLAIN:
-            raise ModelSourceError(
-                f"tensor {name} in {file} has dtype {dtype}; supported are {', '.join(sorted(_PLAIN))}: quantised weights are not"
-            )
-        self.shapes[name] = tuple(shape)
-        self._files[name] = file
+    def _note(self, file: Path, data: int, header: dict[str, Any]) -> None:
+        for name, entry in header.items():
+            dtype = entry["dtype"]
+            if dtype not in _PLAIN:
+                raise ModelSourceError(
+                    f"tensor {name} in {file} has dtype {dtype}; supported are {', '.join(sorted(_PLAIN))}: quantised weights are not"
+                )
+            self.shapes[name] = tuple(entry["shape"])
+            self._places[name] = _Place(file, data + entry["data_offsets"][0], _PLAIN[dtype])
 
     def check(self, expected: Mapping[str, tuple[int, ...]], *, ignored: tuple[str, ...] = ()) -> None:
         """Raise a ModelSourceError that names every tensor that is missing, unexpected or of another shape than the config says.
@@ -63,17 +75,38 @@ class Weights:
             shown = "".join(f"\n  - {line}" for line in wrong[:20]) + (f"\n  - and {len(wrong) - 20} more" if len(wrong) > 20 else "")
             raise ModelSourceError(f"the weights in {self.folder} do not fit its config.json:{shown}")
 
-    def load(self, *names: str) -> torch.Tensor:
-        """The named tensors one below the other (joined along the first dimension) in one new tensor."""
+    def load(self, *names: str, mapped: bool = False) -> torch.Tensor:
+        """The named tensors one below the other (joined along the first dimension) in one new tensor.
+
+        `mapped`: for somebody who copies it. A single tensor that is as wanted in its file is then not copied here, but seen there.
+        """
+        if mapped and len(names) == 1 and self._places[names[0]].dtype is self.dtype and self.device.type == "cpu":
+            return self._mapped(names[0])
         rows = sum(self.shapes[name][0] for name in names)
         out = torch.empty((rows, *self.shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
         start = 0
         for name in names:
             stop = start + self.shapes[name][0]
-            with safe_open(self._files[name], framework="pt") as shard:
-                out[start:stop].copy_(shard.get_tensor(name))
+            out[start:stop].copy_(self._mapped(name))
             start = stop
         return out
+
+    def _mapped(self, name: str) -> torch.Tensor:
+        """A view of the file, in its own dtype, which keeps these pages alone mapped as long as it lives; writing to it leaves the file."""
+        (file, start, dtype), shape = self._places[name], self.shapes[name]
+        begin = start - start % mmap.ALLOCATIONGRANULARITY
+        with file.open("rb") as opened:
+            pages = mmap.mmap(opened.fileno(), start - begin + prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY, offset=begin)
+        return torch.frombuffer(pages, dtype=dtype, count=prod(shape), offset=start - begin).view(shape)
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where the data of a sound file begin, and what its header says of each tensor: dtype, shape, data_offsets from there."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header: dict[str, Any] = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    return 8 + length, header
 
 
 def _files(folder: Path) -> list[Path]:

@@ -23,6 +23,8 @@ from octavo.plugins.ops.cpu.packing import AfterAttention, Arena, BeforeAttentio
 class CpuOps(Ops):
     """See `octavo.core.model.Ops`. What it cannot read (dtype, device, shape, gaps in the last dimension): PluginContractError."""
 
+    copies_weights = True
+
     def __init__(self, library: Library, dtype: torch.dtype) -> None:
         self._library = library
         self.dtype = dtype

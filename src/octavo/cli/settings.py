@@ -68,9 +68,9 @@ def say(line: str) -> None:
 
 def open_llm(args: argparse.Namespace, *, on_load: Callable[[LoadedModel], object] | None = None) -> LLM:
     """An `LLM` with that config; close it. `on_load` is called when the model is loaded and no pool is there yet."""
-    registry = Registry.discover()
-    config = config_from(args, registry)
-    with collecting_no_garbage():  # all that is imported and loaded stays; searching it takes a tenth of torch's import
+    with collecting_no_garbage(keep=True):  # all that is imported and loaded stays; searching it takes a tenth of torch's import
+        registry = Registry.discover()
+        config = config_from(args, registry)
         from octavo.core.assembly import build_engine, load_model  # imports torch: not before the settings are known to be right
         from octavo.llm import LLM
 

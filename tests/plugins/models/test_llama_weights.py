@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.core.errors import ModelSourceError
+from octavo.plugins.models.llama.config import LlamaConfig
+from octavo.plugins.models.llama.model import load
 from octavo.plugins.models.llama.weights import Weights
+from octavo.plugins.ops.torch_ops.ops import Linear, TorchOps
 from tests import models
 from tests.dense_attention import DenseAttention
 from tests.models import PROMPTS, reference_model, tiny
@@ -128,3 +133,56 @@ def test_joined_tensors_are_copies_in_the_wanted_dtype(folder: Path) -> None:
     expected = torch.cat([stored[name] for name in names]).bfloat16()
     (folder / "model.safetensors").write_bytes(b"")
     assert torch.equal(joined, expected)
+
+
+def _mapped_pages(file: Path) -> list[range]:
+    """Addresses at which this process has the file mapped."""
+    found = re.findall(rf"^(\w+)-(\w+) .* {re.escape(str(file))}$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    return [range(int(begin, 16), int(end, 16)) for begin, end in found]
+
+
+def test_what_will_be_copied_is_seen_in_its_file(folder: Path) -> None:
+    """`mapped`: every tensor is right wherever it lies, its pages alone are mapped, writing to it leaves the file, and nothing stays."""
+    file = folder / "model.safetensors"
+    stored = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    weights = Weights(folder, dtype=torch.float32, device=torch.device("cpu"))
+    before = file.read_bytes()
+    for name, expected in stored.items():
+        seen = weights.load(name, mapped=True)
+        [pages] = _mapped_pages(file)
+        assert seen.data_ptr() in pages and len(pages) <= seen.nbytes + 2 * 4096 and torch.equal(seen, expected)
+        seen.zero_()
+        del seen
+        assert _mapped_pages(file) == []
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_joined_or_converted_is_a_copy_all_the_same(folder: Path, dtype: torch.dtype) -> None:
+    """`mapped` is what a tensor may be, where that is possible."""
+    names = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"]
+    loaded = Weights(folder, dtype=dtype, device=torch.device("cpu")).load(*(names if dtype is torch.float32 else names[:1]), mapped=True)
+    assert loaded.dtype is dtype and _mapped_pages(folder / "model.safetensors") == []
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_ops_that_copy_weights_get_no_copies(folder: Path, copies: bool) -> None:
+    """All others do, since they keep what they are given; norms and embeddings, which the model keeps, are copies too."""
+    file, mapped = folder / "model.safetensors", list[bool]()
+
+    class Watching(TorchOps):
+        copies_weights = copies
+
+        def pack(self, weight: torch.Tensor, *given: Any, **options: Any) -> Linear:
+            mapped.append(any(weight.data_ptr() in pages for pages in _mapped_pages(file)))
+            return super().pack(weight.clone(), *given, **options)
+
+        def pack_gate_up(self, gate: torch.Tensor, up: torch.Tensor, **options: Any) -> Linear:
+            mapped.append(all(any(weight.data_ptr() in pages for pages in _mapped_pages(file)) for weight in (gate, up)))
+            return super().pack_gate_up(gate, up, **options)
+
+    config = LlamaConfig.read(json.loads((folder / "config.json").read_text()))
+    load(config, folder, Watching(), dtype=torch.float32, device=torch.device("cpu"))
+    of_layer = [False, copies, copies, copies]  # q, k and v are joined
+    assert mapped == of_layer * config.shape.num_layers + [copies]
+    assert _mapped_pages(file) == []
