@@ -34,8 +34,7 @@ def measure(text, run):  # such as "output tok/s" or "TTFT p99 [chat]", of a run
     return low if low == high else low + (high - low) * (place % 1)
 
 
-folder = Path(sys.argv[1])
-ablation = json.loads((folder / "ablation.json").read_text())
+ablation = json.loads(((folder := Path(sys.argv[1])) / "ablation.json").read_text())
 for scenario, cell in ((s, c) for s, cells in ablation["cells"].items() for c in cells if c["parent"] and not c["left_out"]):
     names, repeats = (cell["name"], cell["parent"]), range(ablation["spec"]["repeats"])
     kept = cell.get("holds") and not any(f"{scenario}/{name}/{n}" in ablation["broken"] for name in names for n in repeats)
@@ -46,5 +45,6 @@ for scenario, cell in ((s, c) for s, cells in ablation["cells"].items() for c in
     for text in ablation["spec"]["compared"]:
         values = [[measure(text, run) for run in pair] for pair in pairs]
         good = values and failed[0] <= failed[1] and all(0 < value < math.inf for pair in values for value in pair)
-        ratio = math.prod(one / other for one, other in values) ** (1 / len(values)) if good else math.nan
-        print(scenario, *names, text, f"{ratio:.6f}", sep="\t")
+        logs = sorted(math.log(one / other) for one, other in values) if good else [math.nan]
+        middle = logs[len(logs) // 5 : -(len(logs) // 5)] if len(logs) >= 16 else logs  # of many repeats not the fifth at each end
+        print(scenario, *names, text, f"{math.exp(sum(middle) / len(middle)):.6f}", sep="\t")

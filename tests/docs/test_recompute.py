@@ -85,6 +85,17 @@ def kept(folder: Path, **fields: object) -> AblationResult:
     return AblationResult.load(folder)
 
 
+def test_many_repeats(tmp_path: Path) -> None:
+    """From 16 on a fifth at each end is left out: two of 18 that are off by ten times change nothing."""
+    fast = [2.0 + 0.01 * number for number in range(16)] + [0.2, 20.0]
+    result = made({"base": [4.0] * 18, "fast": fast}, parents={"fast": "base"}, repeats=18, compared=["output tok/s"])
+    for key, run in list(result.runs.items()):
+        result.add(tmp_path, key, run)
+    result.save(tmp_path)
+    assert recomputed(tmp_path) == pytest.approx(given(result), rel=1e-5)
+    assert [*given(result).values()] == [pytest.approx(4 / 2.075, rel=1e-3)]
+
+
 def test_an_interrupted_folder(tmp_path: Path) -> None:
     """Of the repeats whose tokens were compared alone, and nothing of what an interrupted write left behind."""
     result = kept(tmp_path, compared={"s": [0, 2]}, finished=False)
