@@ -111,8 +111,9 @@ class Allocator(ABC):
         """
 
     def coming(self, sequence: Sequence) -> tuple[int, int]:
-        """First and stop of the positions that `open` would not find for this waiting sequence now, but once open sequences have computed
-        their prompts; an empty range where there are none, as in an allocator that finds nothing. Changes nothing.
+        """First and stop of the positions that `open` would find for this waiting sequence (never opened, or closed) not now, but once
+        open sequences have computed their prompts; an empty range where there are none, as in an allocator that finds nothing. Changes
+        nothing.
         """
         return 0, 0
 

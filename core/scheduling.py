@@ -122,25 +122,36 @@ class Scheduler(ABC):
             if index < len(self.waiting) and self.waiting[index] is request:
                 index += 1
 
-    def candidates(self, plan: PlanBuilder) -> Iterator[Request]:
+    def candidates(self, plan: PlanBuilder, limit: int | None = None, *, kept: list[Request] | None = None) -> Iterator[Request]:
         """The queue without those that do better to wait until a running request has computed a prefix which they share.
 
-        A seat stays free for each of them: whoever overtakes takes none that they could have had.
+        These are in `kept`. What they need stays free for them: seats, places of a class, and the pool, to the end of all that run.
+        `limit`: tokens of a prompt that a step runs at most, where the policy has such a limit.
         """
-        kept = 0
+        kept = [] if kept is None else kept
+        seats = 0
         for request in self.queue():
-            if kept and self._seats_taken() + kept + request.seats > self.max_num_seqs:
+            limits = self.options.classes.get(request.class_name)
+            if kept and limits and limits.max_running is not None and any(one.class_name == request.class_name for one in kept):
+                continue
+            if self._does_better_later(plan, request, limit):
+                kept.append(request)
+                seats += request.seats
+            elif not kept:
+                yield request
+            elif self._seats_taken() + seats + request.seats > self.max_num_seqs or not self.kv.fits(*self.running, *kept, request):
                 return
-            if self._does_better_later(plan, request):
-                kept += request.seats
             else:
                 yield request
 
-    def _does_better_later(self, plan: PlanBuilder, request: Request) -> bool:
+    def _does_better_later(self, plan: PlanBuilder, request: Request, limit: int | None) -> bool:
         """Waiting spares at least as many tokens as this plan could have computed of the rest of its prompt."""
+        if any(sequence.status is Status.SUSPENDED for sequence in request.sequences):
+            return False  # what it has computed is in host memory
         lead = request.sequences[0]
         first, stop = self.kv.coming(lead)
-        return stop > first and stop - first >= min(plan.left, lead.num_tokens - first) - (stop - first)
+        most = plan.left if limit is None else min(plan.left, limit)
+        return stop > first and stop - first >= min(most, lead.num_tokens - first) - (stop - first)
 
     def _class_has_room(self, request: Request) -> bool:
         limits = self.options.classes.get(request.class_name)

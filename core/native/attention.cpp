@@ -15,7 +15,7 @@ namespace {
 // A context is cut by its own length alone, so that a row has the same result in any batch and on any number of threads.
 constexpr int64_t DECODE_PART = 256, MOST_PARTS = 16;  // keys of a part of a decoding row, at least; parts, at most
 constexpr int64_t FEW_TOKENS = 64;                    // parts of a row of few queries (drafts, the end of a prompt) are items of their own
-constexpr int64_t FEW_KEYS = 1024;                    // keys of a decoding row in tiles that are one item, if a part of it has no more
+constexpr int64_t FEW_KEYS = 1024;                    // keys of a decoding row that go through tiles as one item; chosen on two cores
 
 // Whether decoding rows are tiles too: in the processor's these cost less than reading K and V.
 OCTAVO_INLINE bool decodes_in_tiles(const AttentionLayer& layer) {
@@ -68,11 +68,16 @@ struct Planner {
         }
     }
 
-    // Room for the partial results of the queries of an item, and what joins them.
-    void merged(AttentionItem& item, int64_t parts) {
+    // Room for the partial results of the queries of an item.
+    void take_records(AttentionItem& item, int64_t parts) {
         item.record = n.records, item.record_step = parts * layer.heads;
         n.records += item.tokens * item.record_step;
-        put(AttentionMerge{item.token, item.tokens, (int32_t)parts, item.record});
+    }
+
+    // The same, with what joins them.
+    void merged(AttentionItem& item, int64_t parts) {
+        take_records(item, parts);
+        for (int32_t t = 0; t < item.tokens; t++) put(AttentionMerge{item.token + t, (int32_t)parts, item.record + t * item.record_step});
     }
 
     static AttentionItem item_of(int64_t row, int64_t token, int64_t tokens, int64_t position, int64_t first, int64_t part) {
@@ -108,7 +113,10 @@ struct Planner {
 
     // ---- decoding rows in tiles: parts begin at absolute positions, so that rows can share them
 
-    static int64_t part_of(int64_t length) { return ceil_div(length, DECODE_PART * MOST_PARTS) * DECODE_PART; }
+    // Keys of a part: a multiple of DECODE_PART, so that the keys which a row sees are some MOST_PARTS parts at most.
+    int64_t part_of(int64_t length) const {
+        return ceil_div(layer.window ? min(length, layer.window) : length, DECODE_PART * MOST_PARTS) * DECODE_PART;
+    }
     static int64_t span_of(int64_t part) { return max(1, FEW_KEYS / part) * part; }
 
     // Keys of whole parts that the rows have in the same slots.
@@ -141,23 +149,21 @@ struct Planner {
         for (int64_t r = row; r < stop; r++) parts = max(parts, ceil_div(length(r), part));
         for (int64_t r = row; keys && r < stop; r += tile_tokens(layer)) {
             AttentionItem item = item_of(r, token + r - row, min(tile_tokens(layer), stop - r), keys, 0, part);
-            item.record = records + (r - row) * parts * layer.heads, item.record_step = parts * layer.heads;
-            n.records += item.tokens * item.record_step;
+            take_records(item, parts);
             cut_heads(item, keys, 0, span);
         }
         for (int64_t r = row; r < stop; r++) {
             const int64_t last = length(r), first = keys ? keys : first_seen(last - 1), origin = first / part * part;
-            const int64_t whole = max(origin, last / part * part), items = ceil_div(whole - origin, span) + (last > whole);
+            const int64_t whole = last / part * part, items = ceil_div(whole - origin, span) + (last > whole);
             AttentionItem item = item_of(r, token + r - row, 1, last - 1, first, part);
             if (keys) {
                 const int64_t record = records + (r - row) * parts * layer.heads;
-                put(AttentionMerge{item.token, 1, (int32_t)ceil_div(last, part), record});
+                put(AttentionMerge{item.token, (int32_t)ceil_div(last, part), record});
                 item.record = record + keys / part * layer.heads;
             } else if (items > 1) {
                 merged(item, ceil_div(last - origin, part));
             }
             cut(item, whole, origin, span);
-            item.first = (int32_t)max(first, whole);
             if (item.record >= 0) item.record += (whole - origin) / part * layer.heads;
             cut(item, last, whole, span);
         }
@@ -197,15 +203,14 @@ int64_t space_of_thread(const AttentionLayer& layer) {
 template <class T>
 void merge_parts(const AttentionLayer& layer, const AttentionMerge& merge, const float* records, T* out, float* sums) {
     const int64_t size = record_size<T>(layer);
-    for (int64_t t = 0; t < merge.tokens; t++)
-        for (int64_t head = 0; head < layer.heads; head++) {
-            const float* record = records + (merge.record + t * merge.parts * layer.heads + head) * size;
-            State all = {LOWEST, 0, sums};
-            memset(sums, 0, (size - W) * sizeof(float));
-            for (int64_t part = 0; part < merge.parts; part++, record += layer.heads * size)
-                join(all, {record[0], record[1], (float*)record + W}, size - W);
-            finish(layer, head, all, out + ((merge.token + t) * layer.heads + head) * layer.v_size);
-        }
+    for (int64_t head = 0; head < layer.heads; head++) {
+        const float* record = records + (merge.record + head) * size;
+        State all = {LOWEST, 0, sums};
+        memset(sums, 0, (size - W) * sizeof(float));
+        for (int64_t part = 0; part < merge.parts; part++, record += layer.heads * size)
+            join(all, {record[0], record[1], (float*)record + W}, size - W);
+        finish(layer, head, all, out + (merge.token * layer.heads + head) * layer.v_size);
+    }
 }
 
 template <class T>

@@ -2,8 +2,8 @@
 //
 // A decoding row (one query) is cut into parts of its context, all heads in each, since all KV heads of a position lie together
 // (attention_decode.h). A row of several queries is cut into tiles of queries, one KV head in each (attention_tile.h). Where the processor
-// has tiles a decoding row is one too, and rows that share their first blocks are tiles together there. An item that has all keys of its
-// queries writes its output; others leave partial results, which are merged in the order of their parts.
+// has tiles, whole parts of a decoding row's context go there too, and rows that share their first blocks do so together. An item that has
+// all keys of its queries writes its output; others leave partial results, which are merged in the order of their parts.
 #pragma once
 
 #include "vec.h"
@@ -41,9 +41,9 @@ struct AttentionItem {
     int64_t record, record_step;           // of the first query, head and part; from a query to the next. -1: the item is whole
 };
 
-// Queries whose partial results are joined, in the order of the parts: records [tokens, parts, heads] from `record` on.
+// A query whose partial results are joined, in the order of the parts: records [parts, heads] from `record` on.
 struct AttentionMerge {
-    int32_t token, tokens, parts;
+    int32_t token, parts;
     int64_t record;
 };
 
@@ -218,7 +218,7 @@ struct State {
 // a = a and b, whose keys come later; `size` floats of their sums, whole vectors. Of nothing and b it is b, to the bit.
 OCTAVO_INLINE void join(State& a, const State& b, int64_t size) {
     const float top = b.highest > a.highest ? b.highest : a.highest;
-    const vf shrink_a = exp2(set1(a.highest - top)), shrink_b = exp2(set1(b.highest - top));
+    const vf shrink_a = a.highest > LOWEST ? exp2(set1(a.highest - top)) : vf{}, shrink_b = exp2(set1(b.highest - top));
     a.highest = top;
     a.weights = a.weights * shrink_a[0] + b.weights * shrink_b[0];
     for (int64_t d = 0; d < size; d += W) store(a.sum + d, load(a.sum + d) * shrink_a + load(b.sum + d) * shrink_b);

@@ -84,7 +84,7 @@ static void weigh_keys(const AttentionLayer& layer, const DecodeSpace<T>& space,
             total += weight;
             store(space.weights + g * CHUNK + i, weight);
         }
-        vf shrink = exp2(set1(space.highest[g]) - top);
+        vf shrink = space.highest[g] > LOWEST ? exp2(set1(space.highest[g]) - top) : vf{};
         space.total[g] = space.total[g] * shrink[0] + sum(total);
         if (top[0] == space.highest[g]) continue;
         space.highest[g] = top[0];

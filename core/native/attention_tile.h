@@ -1,5 +1,6 @@
-// Several queries of a row over one KV head: tiles of queries by tiles of keys, as two products with a softmax in between (FlashAttention-2,
-// Dao, 2023). A row of the products is one query and one of the heads that share the KV head.
+// Several queries over one KV head, of a row or of rows that share keys: tiles of queries by tiles of keys, as two products with a softmax in
+// between (FlashAttention-2, Dao, 2023). A row of the products is one query and one of the heads that share the KV head. And one query over all
+// KV heads, one head's products after the other's.
 //
 // K and V of a tile of keys are packed first, K across (so that one load holds W keys), V in pairs where the processor multiplies these: about
 // 3 % of the work where vectors multiply, 12 % where tiles do, which saves packing a whole context once and keeping it.
@@ -104,14 +105,14 @@ OCTAVO_INLINE void multiply_words(const typename Line<T>::Operand* a, int64_t a_
 // A tile of keys of one row. Keys before the first that its queries see are that one once more, and so is the last up to a whole
 // vector: only what the row wrote is ever read.
 struct Keys {
-    int64_t n, slots[TILE_KEYS + W];
-    Keys(const AttentionStep& step, const AttentionItem& item, int64_t key) : n(min(TILE_KEYS, item.stop - key)) {
+    int64_t n = 0, slots[TILE_KEYS + W];
+    void find(const AttentionStep& step, const AttentionItem& item, int64_t key) {
+        n = min(TILE_KEYS, item.stop - key);
         const int64_t before = max(0, item.first - key);
         find_slots(step, item.row, key + before, n - before, slots + before);
         for (int64_t i = 0; i < before; i++) slots[i] = slots[before];
         for (int64_t i = n; i % W; i++) slots[i] = slots[n - 1];
     }
-    Keys() : n(0) {}
 };
 
 // K and V of a tile of keys and a KV head into words, zeros behind V, while those of the next tile are fetched.
@@ -344,13 +345,16 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
     if (PRODUCT_ROWS<T> == TILE_HEIGHT) configure_tiles(min(rows, TILE_HEIGHT));
 #endif
     const int64_t begin = item.first / TILE_KEYS * TILE_KEYS;
-    float* record = records + item.record * size;
-    Keys keys(step, item, begin), next;
-    for (int64_t key = begin; key < item.stop; key += TILE_KEYS, keys = next) {
+    int64_t record = item.record;
+    Keys both[2];
+    both[0].find(step, item, begin);
+    for (int64_t key = begin, tile = 0; key < item.stop; key += TILE_KEYS, tile++) {
+        const Keys& keys = both[tile % 2];
+        Keys& next = both[(tile + 1) % 2];
         const int64_t after = key + TILE_KEYS;
         int64_t next_head = first_head;
-        if (after < item.stop) next = Keys(step, item, after);
-        else if (following) next = Keys(step, *following, following->first / TILE_KEYS * TILE_KEYS), next_head = max(0, following->kv_head);
+        if (after < item.stop) next.find(step, item, after);
+        else if (following) next.find(step, *following, following->first / TILE_KEYS * TILE_KEYS), next_head = max(0, following->kv_head);
         else next.n = 0;
         for (int64_t h = 0; h < heads; h++) {
             pack_keys(layer, in, first_head + h, space, keys, next, next_head + h);
@@ -370,8 +374,8 @@ static void attend_tile(const AttentionLayer& layer, const AttentionStep& step, 
         if (item.record >= 0) {
             for (int64_t h = 0; h < heads; h++)
                 for (int64_t r = 0; r < rows; r++)
-                    keep<T>(layer, space.part(h * stride + r), record + (r / group * item.record_step + h * group + r % group) * size);
-            record += layer.heads * size;
+                    keep<T>(layer, space.part(h * stride + r), records + (record + r / group * item.record_step + h * group + r % group) * size);
+            record += layer.heads;
         }
         if (joins) space.join_part(all_rows);
         if (after < item.stop) space.clear(all_rows);

@@ -69,7 +69,7 @@ class Chunked(Scheduler):
             self._decode(plan, decodes)
         for request in prompts:
             self.grow(plan, request, self._threshold)
-        for request in self._limited(plan, prompts) if self._is_limited else self.candidates(plan):
+        for request in self._limited(plan, prompts) if self._is_limited else self.candidates(plan, self._threshold):
             if not self.admit(plan, request):
                 break
             self.grow(plan, request, self._threshold)
@@ -87,11 +87,13 @@ class Chunked(Scheduler):
         How much of a prompt is cached shows at admission only, so that until then its whole length counts.
         """
         unfinished = [request for request in prompts if request.running and plan.rest(request)]
+        kept: list[Request] = []  # they start as soon as what they wait for is there, and their places are taken
         num_long = sum(map(self._is_long, unfinished))
-        for request in self.candidates(plan):
+        for request in self.candidates(plan, self._threshold, kept=kept):
             is_long = self._is_long(request)
             ends_now = not is_long and request.sequences[0].num_tokens <= plan.left
-            if not ends_now and (len(unfinished) >= self._most or (is_long and num_long >= self._most_long)):
+            num_places, num_long_places = len(unfinished) + len(kept), num_long + sum(map(self._is_long, kept))
+            if not ends_now and (num_places >= self._most or (is_long and num_long_places >= self._most_long)):
                 continue
             yield request
             if request.running and plan.rest(request):

@@ -60,8 +60,33 @@ POLICIES: dict[str, Mutant] = {
     "whoever shares a little waits": breaks(
         Scheduler._does_better_later, "and stop - first >=", "or 1 >", PREFIX + "test_who_shares_little_does_not_wait"
     ),
+    "the swapped wait for a prefix": breaks(
+        Scheduler._does_better_later,
+        "sequence.status is Status.SUSPENDED",
+        "False",
+        POLICY + "test_a_suspended_request_waits_for_no_prefix",
+    ),
     "others take the seats of those who wait": breaks(
-        Scheduler.candidates, "if kept and", "if False and", POLICY + "test_a_seat_stays_free_for_each_that_does_better_later"
+        Scheduler.candidates,
+        "self._seats_taken() + seats + request.seats > self.max_num_seqs or ",
+        "",
+        POLICY + "test_a_seat_stays_free_for_each_that_does_better_later",
+        late=2,
+        passes=0,
+    ),
+    "others take the slots of those who wait": breaks(
+        Scheduler.candidates,
+        " or not self.kv.fits(*self.running, *kept, request)",
+        "",
+        POLICY + "test_the_pool_stays_free_for_those_that_do_better_later",
+        slots=64,
+        passes=False,
+    ),
+    "others take the place of their class": breaks(
+        Scheduler.candidates,
+        "one.class_name == request.class_name",
+        "False",
+        POLICY + "test_a_place_of_its_class_stays_free_for_who_does_better_later",
     ),
     "narrow requests overtake a wide one of their class": breaks(
         Scheduler.queue,

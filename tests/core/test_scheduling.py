@@ -156,8 +156,8 @@ def test_seats_are_limited(new_rig: NewRig) -> None:
     rig.finish()
 
 
-class Prospects(Simple):
-    """Admits candidates, in a pool where all that "late" wants is on its way."""
+class Candidates(Simple):
+    """As `Simple`, but for those that do better to wait."""
 
     def schedule(self, now: float) -> BatchPlan:
         plan = self.plan()
@@ -170,21 +170,67 @@ class Prospects(Simple):
         return plan.build()
 
 
-def test_a_seat_stays_free_for_each_that_does_better_later(new_rig: NewRig) -> None:
+def promised(rig: Rig, *late: Request) -> dict[str, tuple[int, int]]:
+    """All that these want is said to be on its way, as long as they are in what is returned."""
+    coming = {request.id: (0, len(request.prompt)) for request in late}
+    rig.kv.coming = lambda sequence: coming.get(sequence.request.id, (0, 0))  # type: ignore[method-assign]
+    return coming
+
+
+@pytest.mark.parametrize(("late", "passes"), [(2, 0), (1, 1)])
+def test_a_seat_stays_free_for_each_that_does_better_later(late: int, passes: int, new_rig: NewRig) -> None:
     """Two of four seats are taken, two candidates wait for a prefix: nobody passes. With one, one passes."""
-    for late, passes in ((2, 0), (1, 1)):
-        rig = new_rig(Prospects, max_num_seqs=4)
-        started(rig, 4, 4)
-        coming: dict[str, tuple[int, int]] = dict.fromkeys((rig.add(8).id for _ in range(late)), (0, 8))
-        rig.kv.coming = lambda sequence, coming=coming: coming.get(sequence.request.id, (0, 0))  # type: ignore[method-assign]
-        others = [rig.add(4) for _ in range(2)]
+    rig = new_rig(Candidates, max_num_seqs=4)
+    started(rig, 4, 4)
+    waiting = [rig.add(8) for _ in range(late)]
+    coming = promised(rig, *waiting)
+    others = [rig.add(4) for _ in range(2)]
+    rig.step()
+    assert sum(other.running for other in others) == passes and not any(request.running for request in waiting)
+    coming.clear()
+    rig.step()
+    assert all(request.running for request in waiting)
+    rig.finish()
+
+
+@pytest.mark.parametrize(("slots", "passes"), [(64, False), (72, True)])
+def test_the_pool_stays_free_for_those_that_do_better_later(slots: int, passes: bool, new_rig: NewRig) -> None:
+    """Three times 24 slots to the end of all: where there are fewer, nobody takes what somebody before it will need."""
+    rig = new_rig(Candidates, slots=slots)
+    started(rig, 4)
+    promised(rig, rig.add(16, 9))
+    other = rig.add(16, 9)
+    rig.step()
+    assert other.running == passes
+    rig.kv.coming = lambda sequence: (0, 0)  # type: ignore[method-assign]
+    rig.finish()
+
+
+def test_a_place_of_its_class_stays_free_for_who_does_better_later(new_rig: NewRig) -> None:
+    """One of a class waits for a prefix: no other of the class passes; others do, and so do those of a class without such a limit."""
+    rig = new_rig(Candidates, classes={"single": ClassLimits(max_running=1), "default": ClassLimits()})
+    started(rig, 4)
+    late = rig.add(8, class_name="single")
+    coming = promised(rig, late)
+    same, other = rig.add(4, class_name="single"), rig.add(4)
+    rig.step()
+    assert (late.running, same.running, other.running) == (False, False, True)
+    coming.clear()
+    rig.step()
+    assert (late.running, same.running) == (True, False)
+    rig.finish()
+
+
+def test_a_suspended_request_waits_for_no_prefix(new_rig: NewRig) -> None:
+    """It has what it computed, in host memory."""
+    rig = new_rig(Candidates, slots=32, host=64, preemption="swap")
+    started(rig, 8, 8)
+    while not rig.reports[-1].num_preempted:
         rig.step()
-        assert sum(other.running for other in others) == passes
-        late_ids = set(coming)
-        coming.clear()
-        rig.step()
-        assert {request.id for request in rig.scheduler.running} >= late_ids
-        rig.finish()
+    (swapped,) = rig.scheduler.waiting
+    promised(rig, swapped)
+    rig.finish()
+    assert rig.answers(swapped) == decode_alone(swapped)
 
 
 def test_admitted_only_if_the_whole_prompt_fits(new_rig: NewRig) -> None:

@@ -341,6 +341,10 @@ class PrefixAllocator(Allocator):
                 if entry is not None and (index >= len(chain.keys) or entry.key != chain.keys[index]):
                     raise PluginContractError(f"prefix: block {block} of {sequence.id!r} is found by what it does not hold")
         self._cache.check(live)
+        for sequence, num_blocks in self._computing.items():
+            chain = self._chains.get(sequence)
+            if chain is None or chain.num_entered >= num_blocks:
+                raise PluginContractError(f"prefix: {sequence.id!r} is said to compute its prompt, but is closed or has done so")
 
 
 def _same(entry: Entry, parent: Entry | None, tokens: bytes, extras: Extras) -> bool:

@@ -129,4 +129,4 @@ class Item(ctypes.Structure):
 class Merge(ctypes.Structure):
     """`struct AttentionMerge`: only its size is of interest here."""
 
-    _fields_ = (*((name, c_int32) for name in ("token", "tokens", "parts")), ("record", c_int64))
+    _fields_ = (*((name, c_int32) for name in ("token", "parts")), ("record", c_int64))

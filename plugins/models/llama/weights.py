@@ -1,6 +1,6 @@
 """Reads weights from the safetensors of a model folder: checked before anything is copied, converted on the way, never all held twice.
 
-One tensor is mapped at a time: of the files no more is resident beside what was already loaded.
+Of the files no more is mapped than the tensors that were asked for and are not let go of: those of one packed weight.
 Must not know: which tensors a model has.
 """
 

@@ -67,7 +67,10 @@ def say(line: str) -> None:
 
 
 def open_llm(args: argparse.Namespace, *, on_load: Callable[[LoadedModel], object] | None = None) -> LLM:
-    """An `LLM` with that config; close it. `on_load` is called when the model is loaded and no pool is there yet."""
+    """An `LLM` with that config; close it. `on_load` is called when the model is loaded and no pool is there yet.
+
+    For a process that has one: nothing that exists by then is searched for garbage any more, not even after it is closed.
+    """
     with collecting_no_garbage(keep=True):  # all that is imported and loaded stays; searching it takes a tenth of torch's import
         registry = Registry.discover()
         config = config_from(args, registry)

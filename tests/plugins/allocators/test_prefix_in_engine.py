@@ -68,14 +68,13 @@ def test_equal_prompts_of_one_step_are_both_computed() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("budget", [64, 8])
-@pytest.mark.parametrize("policy", ["continuous", "chunked"])
-def test_a_common_prefix_that_comes_at_once_is_computed_once(policy: str, budget: int, depth: int) -> None:
+@pytest.mark.parametrize("mixing", ["mixed", "prefill_first"])
+@pytest.mark.parametrize(("plugin", "options"), [(CONTINUOUS, {}), (CHUNKED, {}), (CHUNKED, {"max_num_batched_tokens": 8})])
+def test_a_common_prefix_that_comes_at_once_is_computed_once(plugin: Any, options: dict[str, Any], mixing: str, depth: int) -> None:
     """Those behind the first wait until it is there, and then run together; a prompt in pieces is waited for to its last common block."""
     kv, common = prefix(640, block_size=4), text(32)
-    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64 if policy == "continuous" else budget}
-    plugin = CONTINUOUS if policy == "continuous" else CHUNKED
-    run = Rig(plugin.build(plugin.options(**options), kv), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
+    checked = plugin.options(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, "mixing": mixing, **options})
+    run = Rig(plugin.build(checked, kv), kv, max_model_len=MAX_MODEL_LEN, depth=depth)
     requests = [ask(run, [*common, *text(3, number)]) for number in range(8)]
     run.finish()
     assert prompt_tokens(run) == 32 + 8 * 3
@@ -92,6 +91,40 @@ def test_who_shares_little_does_not_wait() -> None:
         run.step()
         assert (other.first_scheduled is None) == waits, (shared, budget)
         run.finish()
+
+
+def test_a_limit_of_a_steps_piece_counts() -> None:
+    """60 tokens of which 20 are common: where a step runs 8 of a prompt, who waits for the first one loses nothing."""
+    kv = prefix(640, block_size=4)
+    options = ChunkedOptions(max_num_seqs=4, max_num_batched_tokens=64, long_prefill_token_threshold=8)
+    run = Rig(CHUNKED.build(options, kv), kv, max_model_len=MAX_MODEL_LEN)
+    first, second = (ask(run, [*text(20), *text(40, number)], max_tokens=2) for number in (1, 2))
+    run.finish()
+    assert (first.num_cached, second.num_cached) == (0, 20)
+
+
+def test_a_place_in_progress_stays_free_for_who_waits() -> None:
+    """Two prompts may be in progress: one is, one waits for its prefix, and no third one starts before it."""
+    kv = prefix(640, block_size=4)
+    options = ChunkedOptions(max_num_seqs=4, max_num_batched_tokens=32, long_prefill_token_threshold=8, max_num_partial_prefills=2)
+    run = Rig(CHUNKED.build(options, kv), kv, max_model_len=MAX_MODEL_LEN)
+    first, second, third = ask(run, text(40)), ask(run, text(40)), ask(run, text(40, 3))
+    run.step(3)
+    assert (first.running, second.running, third.running) == (True, False, False)
+    run.finish()
+    assert second.num_cached == 36 and second.first_scheduled < third.first_scheduled
+
+
+def test_who_is_waited_for_may_be_preempted() -> None:
+    """It computes again, or the one that waited does: nobody waits for ever, and both have their answers."""
+    kv = prefix(48, block_size=4)
+    run = Rig(CHUNKED.build(ChunkedOptions(max_num_seqs=4, max_num_batched_tokens=6), kv), kv, max_model_len=MAX_MODEL_LEN)
+    ahead = ask(run, text(4, 5), max_tokens=30)
+    run.step(2)
+    both = [ask(run, text(24), max_tokens=8) for _ in range(2)]
+    run.finish()
+    assert sum(request.num_preemptions for request in both) > 0
+    assert all(run.answers(request) == decode_alone(request) for request in (ahead, *both))
 
 
 def test_nobody_is_waited_for_who_is_gone() -> None:

@@ -18,7 +18,7 @@ from octavo.core.native import absence, load
 from octavo.core.native.library import levels
 from octavo.plugins.kernels.cpu_paged import CPU_PAGED
 from octavo.plugins.kernels.cpu_paged.structures import Plan
-from tests.plugins.kernels.cases import DTYPES, TOLERANCE, Case, Spec, axes, facts, make_case
+from tests.plugins.kernels.cases import DTYPES, TOLERANCE, Case, Spec, Window, axes, facts, make_case
 
 CASES = int(os.environ.get("OCTAVO_FUZZ_CASES", "400"))  # of all levels of this processor together
 TASTE = 25  # cases of a test
@@ -98,7 +98,7 @@ ROWS = [(1299, 1), (0, 333), (255, 1), (2500, 5), (130, 70), (700, 1), (0, 1), (
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, "shorter"])
-def test_rows_have_the_same_bits_in_any_company(level: str, dtype: str, window: None, threads: Callable[[int], None]) -> None:
+def test_rows_have_the_same_bits_in_any_company(level: str, dtype: str, window: Window, threads: Callable[[int], None]) -> None:
     """Alone or together, in any order, on one thread or three: contexts are cut by their own length, and merged in one order."""
     case = make_case(Spec(layout=16, ratio=3, num_kv_heads=2, head_sizes=(96, 80), window=window, dtype=dtype), ROWS)
     kernel = kernel_of(level, case.layer, dtype=dtype)
@@ -132,18 +132,23 @@ def alone(kernel: Kernel, case: Case, row: int) -> torch.Tensor:
     return kernel.attend(q, case.after, meta, kernel.prepare(meta), case.layer)
 
 
-# Lengths of decoding rows, and how many blocks of 16 each has in common with the row before: parts of 256 and of 512 keys, several$
-# several families, and more rows than a tile holds.
-FAMILIES = (
-    ((300, 700, 520, 600, 40), (0, 17, 32, 32, 2)),
-    ((1300, 1290, 1100, 90, 4500, 4400, 300), (0, 80, 64, 5, 0, 256, 16)),
-    ((280,) * 70, (0, *(17,) * 69)),
+# Rows of a step, (computed, new), and how many blocks each has in common with the row before: parts of 256 and of 512 keys, several
+# families, more rows than a tile holds, and families that a prompt or an empty row cuts.
+Rows = tuple[tuple[int, int], ...]
+FAMILIES: tuple[tuple[Rows, tuple[int, ...], dict[str, Any]], ...] = (
+    (((299, 1), (699, 1), (519, 1), (599, 1), (39, 1)), (0, 17, 32, 32, 2), {}),
+    (((1299, 1), (1289, 1), (1099, 1), (89, 1), (4499, 1), (4399, 1), (299, 1)), (0, 80, 64, 5, 0, 256, 16), {}),
+    (((279, 1),) * 70, (0, *(17,) * 69), {}),
+    (((599, 1), (520, 3), (520, 1), (0, 0), (599, 1), (515, 1)), (0, 32, 32, 0, 0, 32), {}),
+    (((511, 1), (799, 1), (512, 1)), (0, 32, 32), {"ratio": 20}),
+    (((767, 1), (800, 1), (779, 1)), (0, 32, 32), {"ratio": 16, "layout": 24}),
+    (((1299, 1), (1199, 1), (1250, 1)), (0, 4, 3), {"ratio": 1, "layout": 300}),
 )
 
 
-def family(lengths: tuple[int, ...], common: tuple[int, ...], **options: Any) -> Case:
-    """Decoding rows that share their first blocks."""
-    case = make_case(Spec(layout=16, ratio=3, num_kv_heads=2, head_sizes=(40, 24), **options), [(length - 1, 1) for length in lengths])
+def family(rows: Rows, common: tuple[int, ...], **options: Any) -> Case:
+    """Rows that share their first blocks."""
+    case = make_case(Spec(**{"layout": 16, "ratio": 3, "num_kv_heads": 2, "head_sizes": (40, 24), **options}), list(rows))
     table = case.meta.block_table
     assert table is not None
     for row, blocks in enumerate(common):
@@ -153,23 +158,48 @@ def family(lengths: tuple[int, ...], common: tuple[int, ...], **options: Any) ->
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, "shorter"])
-@pytest.mark.parametrize(("lengths", "common"), FAMILIES)
+@pytest.mark.parametrize(("rows", "common", "options"), FAMILIES)
 def test_rows_that_share_blocks_have_the_bits_of_those_that_do_not(
-    level: str, dtype: str, window: None, lengths: tuple[int, ...], common: tuple[int, ...], threads: Callable[[int], None]
+    level: str,
+    dtype: str,
+    window: Window,
+    rows: Rows,
+    common: tuple[int, ...],
+    options: dict[str, Any],
+    threads: Callable[[int], None],
 ) -> None:
     """Where the processor has tiles, rows go through those of their common keys together: nobody's result shows it."""
-    case = family(lengths, common, dtype=dtype, window=window, sinks=True, softcap=20.0)
+    case = family(rows, common, dtype=dtype, window=window, sinks=True, softcap=20.0, **options)
     kernel = kernel_of(level, case.layer, dtype=dtype)
     threads(2)
     together = kernel.attend(case.q, case.after, case.meta, kernel.prepare(case.meta), case.layer)
     torch.testing.assert_close(together[: case.live].float(), case.expected(), rtol=0, atol=TOLERANCE[dtype])
-    for row in range(len(lengths)):
+    for row in range(len(rows)):
         assert torch.equal(alone(kernel, case, row), of_row(case, row, together)), row
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rise", [2, 4, 20])
+def test_scores_that_rise_from_tile_to_tile(level: str, dtype: str, rise: int) -> None:
+    """By so many nats every 64 keys: what was summed is scaled down, some of it every time, some of it late, and in the next part too."""
+    rows = [(0, 300), (1300, 5), (2199, 1), (400, 70)]
+    case = make_case(Spec(layout=16, ratio=3, num_kv_heads=1, head_sizes=(32, 32), dtype=dtype), rows)
+    table, k = case.meta.block_table, case.after[0]
+    assert table is not None
+    case.q[..., 0] = 4
+    for row, (computed, new) in enumerate(rows):
+        positions = torch.arange(computed + new)
+        slots = table[row, positions // 16] * 16 + positions % 16
+        k[slots, :, 0] = (rise * (positions // 64) / (4 * case.layer.scale)).to(k.dtype)[:, None]
+    kernel = kernel_of(level, case.layer, dtype=dtype)
+    found = kernel.attend(case.q, case.after, case.meta, kernel.prepare(case.meta), case.layer)
+    # Scores up to 680: in fp32 they are off by 4e-5, and weights by as much.
+    torch.testing.assert_close(found[: case.live].float(), case.expected(), rtol=0, atol=max(TOLERANCE[dtype], 3e-4))
 
 
 def test_common_keys_are_computed_once(level: str) -> None:
     """70 rows of 280 positions, 272 of them common: 256 keys in two tiles of rows for each of two KV heads, and the rest of each row."""
-    case = family(*FAMILIES[2], dtype="bfloat16")
+    case = family(*FAMILIES[2][:2], dtype="bfloat16")
     kernel = kernel_of(level, case.layer, dtype="bfloat16")
     plans = [kept for kept in kernel.prepare(case.meta).kept if isinstance(kept, Plan)]
     once = level == "amx_bf16"
@@ -178,7 +208,7 @@ def test_common_keys_are_computed_once(level: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, "shorter"])
-def test_a_prompt_has_the_same_bits_in_any_pieces(level: str, dtype: str, window: None) -> None:
+def test_a_prompt_has_the_same_bits_in_any_pieces(level: str, dtype: str, window: Window) -> None:
     """Of two tokens at least: tiles of keys and parts of contexts are cut by absolute position (a single token is decoded)."""
     total = 2300
     spec = Spec(layout=16, ratio=3, num_kv_heads=1, head_sizes=(32, 40), window=window, sinks=True, softcap=20.0, dtype=dtype)
