@@ -181,14 +181,14 @@ POLICIES: dict[str, Mutant] = {
         Chunked._is_long, "> self._threshold", ">= self._threshold", CHUNKED + "test_short_prompts_overtake_long_ones"
     ),
     "long prompts start without limit": breaks(
-        Chunked._limited, "(is_long and num_long >= self._most_long)", "False", CHUNKED + "test_short_prompts_overtake_long_ones"
+        Chunked._limited, "(is_long and num_long_places >= self._most_long)", "False", CHUNKED + "test_short_prompts_overtake_long_ones"
     ),
     "a long prompt that the budget holds counts as ending": breaks(
         Chunked._limited, "not is_long and ", "", CHUNKED + "test_short_prompts_overtake_long_ones"
     ),
     "short prompts do not overtake": breaks(Chunked._limited, "continue", "return", CHUNKED + "test_short_prompts_overtake_long_ones"),
     "prompts start without limit": breaks(
-        Chunked._limited, "len(unfinished) >= self._most or ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"
+        Chunked._limited, "num_places >= self._most or ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"
     ),
     "nobody ends within its step": breaks(Chunked._limited, "not ends_now and ", "", CHUNKED + "test_a_limit_of_prompts_in_progress"),
     "who just started does not count": breaks(
