@@ -342,8 +342,7 @@ class PrefixAllocator(Allocator):
                     raise PluginContractError(f"prefix: block {block} of {sequence.id!r} is found by what it does not hold")
         self._cache.check(live)
         for sequence, num_blocks in self._computing.items():
-            chain = self._chains.get(sequence)
-            if chain is None or chain.num_entered >= num_blocks:
+            if sequence not in self._chains or self._chains[sequence].num_entered >= num_blocks:
                 raise PluginContractError(f"prefix: {sequence.id!r} is said to compute its prompt, but is closed or has done so")
 
 
