@@ -29,18 +29,20 @@ from tests.matrix.widened import WIDENED
 
 TOKENS = int(os.environ.get("OCTAVO_LOSSY_TOKENS", "2560"))  # of 1,280 the naive kernel missed 4 on one thread and 12 on two
 ANSWER = 160  # tokens
+CONTEXT = 512
 BATCH = 64
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 
 def work_of(source: str, tokens: int) -> Work:
-    """Prompts of 16 to 64 tokens of English out of the license."""
+    """English out of the license: prompts of 16 to 64 tokens, and of 200 to 300, whose answers the processor's tiles have a part in."""
     ids = Tokenizer.from_folder(resolve(source, report=print).path).encode(LICENSE.read_text())
     rng = random.Random(7)
     items = []
-    for _ in range(-(-tokens // ANSWER)):
-        start, length = rng.randrange(len(ids) - 64), rng.randint(16, 64)
+    for number in range(-(-tokens // ANSWER)):
+        length = rng.randint(200, 300) if number % 2 else rng.randint(16, 64)
+        start = rng.randrange(len(ids) - length)
         items.append(Item(prompt=tuple(ids[start : start + length]), output_len=ANSWER))
     return Work(name="license", items=items)
 
@@ -65,7 +67,7 @@ def test_native_tokens_are_as_near_as_naive_ones(capsys: pytest.CaptureFixture[s
             "ops": {"plugin": ops},
             "scheduler": {"plugin": "chunked", "max_num_seqs": BATCH},
             "allocator": {"plugin": "paged"},
-            "engine": {"device": "cpu", "dtype": "bfloat16", "max_model_len": 256, "num_kv_slots": BATCH * 256},
+            "engine": {"device": "cpu", "dtype": "bfloat16", "max_model_len": CONTEXT, "num_kv_slots": BATCH * CONTEXT},
         }
         return load_config(registry, environ={}, overrides=overrides)
 
@@ -74,7 +76,7 @@ def test_native_tokens_are_as_near_as_naive_ones(capsys: pytest.CaptureFixture[s
             records = drive(built.engine, some, concurrency=concurrency)
         assert all(record.succeeded for record in records)
         pairs = [(item.prompt, record.token_ids) for item, record in zip(some.items, records, strict=True)]
-        with engines.open(engines.reference(given, max_model_len=256)) as reference:
+        with engines.open(engines.reference(given, max_model_len=CONTEXT)) as reference:
             return Rounding.of(score(reference.engine, pairs))
 
     native, naive = config("cpu_paged", "cpu"), config("naive", WIDENED.name)
