@@ -129,20 +129,21 @@ class Scheduler(ABC):
         `limit`: tokens of a prompt that a step runs at most, where the policy has such a limit.
         """
         kept = [] if kept is None else kept
-        seats = 0
+        free = self.max_num_seqs - self._seats_taken()
         for request in self.queue():
             limits = self.options.classes.get(request.class_name)
             if kept and limits and limits.max_running is not None and any(one.class_name == request.class_name for one in kept):
                 continue
             if self._does_better_later(plan, request, limit):
                 kept.append(request)
-                seats += request.seats
-            elif not kept:
-                yield request
-            elif self._seats_taken() + seats + request.seats > self.max_num_seqs or not self.kv.fits(*self.running, *kept, request):
+                free -= request.seats
+                if free <= 0:
+                    return  # nobody could pass, however many wait
+            elif kept and (request.seats > free or not self.kv.fits(*self.running, *kept, request)):
                 return
             else:
                 yield request
+                free -= request.seats if request.running else 0
 
     def _does_better_later(self, plan: PlanBuilder, request: Request, limit: int | None) -> bool:
         """Waiting spares at least as many tokens as this plan could have computed of the rest of its prompt."""

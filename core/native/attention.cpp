@@ -18,7 +18,7 @@ constexpr int64_t FEW_TOKENS = 64;                    // parts of a row of few q
 constexpr int64_t FEW_KEYS = 1024;                    // keys of a decoding row that go through tiles as one item; chosen on two cores
 
 // Whether decoding rows are tiles too: in the processor's these cost less than reading K and V.
-OCTAVO_INLINE bool decodes_in_tiles(const AttentionLayer& layer) {
+OCTAVO_INLINE bool decodes_in_tiles([[maybe_unused]] const AttentionLayer& layer) {
 #if defined(OCTAVO_TILES)
     return layer.type == BF16;
 #else

@@ -68,11 +68,11 @@ POLICIES: dict[str, Mutant] = {
     ),
     "others take the seats of those who wait": breaks(
         Scheduler.candidates,
-        "self._seats_taken() + seats + request.seats > self.max_num_seqs or ",
+        "request.seats > free or ",
         "",
         POLICY + "test_a_seat_stays_free_for_each_that_does_better_later",
-        late=2,
-        passes=0,
+        late=1,
+        passes=1,
     ),
     "others take the slots of those who wait": breaks(
         Scheduler.candidates,

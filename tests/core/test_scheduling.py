@@ -193,6 +193,20 @@ def test_a_seat_stays_free_for_each_that_does_better_later(late: int, passes: in
     rig.finish()
 
 
+def test_no_more_are_asked_than_there_are_seats(new_rig: NewRig) -> None:
+    """A step costs no more where thousands wait for one prefix."""
+    rig = new_rig(Candidates, max_num_seqs=4)
+    started(rig, 4)
+    asked: list[Sequence] = []
+    rig.kv.coming = lambda sequence: (0, 8) if asked.append(sequence) is None else (0, 0)  # type: ignore[method-assign,func-returns-value]
+    for _ in range(20):
+        rig.add(8)
+    rig.step()
+    assert len(asked) == 3
+    rig.kv.coming = lambda sequence: (0, 0)  # type: ignore[method-assign]
+    rig.finish()
+
+
 @pytest.mark.parametrize(("slots", "passes"), [(64, False), (72, True)])
 def test_the_pool_stays_free_for_those_that_do_better_later(slots: int, passes: bool, new_rig: NewRig) -> None:
     """Three times 24 slots to the end of all: where there are fewer, nobody takes what somebody before it will need."""
