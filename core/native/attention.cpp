@@ -17,7 +17,7 @@ constexpr int64_t DECODE_PART = 256, MOST_PARTS = 16;  // keys of a part of a de
 constexpr int64_t FEW_TOKENS = 64;                    // parts of a row of few queries (drafts, the end of a prompt) are items of their own
 constexpr int64_t FEW_KEYS = 1024;                    // keys of a decoding row that go through tiles as one item; chosen on two cores
 
-// Whether decoding rows are tiles too: in the processor's these cost less than reading K and V.
+// Whether whole parts of a decoding row's context go through the processor's tiles, where rows that share them go together.
 OCTAVO_INLINE bool decodes_in_tiles([[maybe_unused]] const AttentionLayer& layer) {
 #if defined(OCTAVO_TILES)
     return layer.type == BF16;
